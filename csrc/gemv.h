@@ -1,0 +1,101 @@
+// What a gemv is, for every backend: shapes, pointers, and how a kernel is chosen.
+// Nothing here knows CUDA, XLA or nanobind.
+//
+//   y[b, m, n] = bias[n] + sum_k x[b, m, k] * w[s, n, k],   s = index ? index[b] : 0
+//   w[s, n, k] = (q[s, n, k] - zero[s, n, k / group]) * scale[s, n, k / group]
+//              or q[s, n, k] * scale[...] + offset[...]
+//
+// An index outside [0, stack) fills its rows of y with NaN and reads no weights.
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+
+#include "format.h"
+
+namespace jaxgemv {
+
+enum class Dtype : uint8_t { kF16, kBF16, kF32 };
+
+constexpr const char* name_of(Dtype dtype) {
+  return dtype == Dtype::kF16 ? "float16" : dtype == Dtype::kBF16 ? "bfloat16" : "float32";
+}
+constexpr int size_of(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
+
+// How codes become weights; says what `shift` holds.
+enum class Affine : uint8_t {
+  kMid,     // (q - 2^(bits - 1)) * scale, no shift array
+  kZero,    // (q - shift) * scale
+  kOffset,  // q * scale + shift
+};
+
+// A parameter of the weights, (), (N,) or (N, G), each behind an optional stack dimension. A stride
+// of 0 repeats the value along that dimension, so no shape needs a kernel of its own.
+struct Param {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::kF32;
+  Index stack_stride = 0;
+  Index n_stride = 0;
+  Index g_stride = 0;
+};
+
+struct Problem {
+  Index batch = 1;  // slices of x, each with a stack entry of its own
+  Index stack = 1;  // matrices in `packed`
+  Index M = 0;      // rows of x in a slice
+  Index N = 0;
+  Index K = 0;
+  Index group = 0;  // codes that share a scale; K when they all do
+  int bits = 0;
+  Dtype x = Dtype::kF32;
+  Dtype y = Dtype::kF32;
+  Affine affine = Affine::kMid;
+};
+
+struct Operands {
+  const void* x = nullptr;               // (batch, M, K)
+  const uint8_t* packed = nullptr;       // (stack or 1, N, row_bytes)
+  Index packed_stack_stride = 0;         // in bytes; 0 when one matrix serves every index
+  Param scale;                           // (N, G)
+  Param shift;                           // (N, G) zero or offset, as Problem::affine says
+  Param bias;                            // (N,), data is null without one
+  const int32_t* index = nullptr;        // (batch,) or null
+  void* y = nullptr;                     // (batch, M, N)
+};
+
+// One compiled kernel, as Python and the README's support matrix see it.
+struct KernelInfo {
+  const char* name;
+  int bits;
+  Dtype x;
+  int rows;  // rows of x that share one read of the weights
+};
+
+// A kernel is a type with
+//   static constexpr KernelInfo kInfo;
+//   static bool accepts(const Problem&, const Operands&);   // shape, alignment, processor
+//   static <status> run(...);
+// and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with` with
+// the first that matches bits and dtype and accepts the problem; false when there is none.
+template <typename Table, typename RunWith>
+bool select(const Problem& problem, const Operands& operands, RunWith&& run_with) {
+  auto try_one = [&]<typename Kernel>(Kernel) {
+    if (Kernel::kInfo.bits != problem.bits || Kernel::kInfo.x != problem.x) return false;
+    if (!Kernel::accepts(problem, operands)) return false;
+    run_with(Kernel{});
+    return true;
+  };
+  return std::apply([&](auto... kernels) { return (try_one(kernels) || ...); }, Table{});
+}
+
+// Calls visit(KernelInfo) for every row of a table.
+template <typename Table, typename Visit>
+void for_each_kernel(Visit&& visit) {
+  std::apply([&](auto... kernels) { (visit(decltype(kernels)::kInfo), ...); }, Table{});
+}
+
+inline bool is_aligned(const void* pointer, Index bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+}  // namespace jaxgemv
