@@ -10,7 +10,8 @@
 #if defined(__CUDACC__)
 #define JAXGEMV_HD __host__ __device__ __forceinline__
 #else
-#define JAXGEMV_HD inline
+// Always inline: a copy compiled for one instruction set must not be linked into code for another.
+#define JAXGEMV_HD inline __attribute__((always_inline))
 #endif
 
 namespace jaxgemv {

@@ -20,7 +20,7 @@ enum class Dtype : uint8_t { kF16, kBF16, kF32 };
 constexpr const char* name_of(Dtype dtype) {
   return dtype == Dtype::kF16 ? "float16" : dtype == Dtype::kBF16 ? "bfloat16" : "float32";
 }
-constexpr int size_of(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
+JAXGEMV_HD constexpr int size_of(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
 
 // How codes become weights; says what `shift` holds.
 enum class Affine : uint8_t {

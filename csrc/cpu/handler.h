@@ -1,0 +1,14 @@
+// What the extension module registers, without XLA's headers.
+#pragma once
+
+struct XLA_FFI_Error;
+struct XLA_FFI_CallFrame;
+
+extern "C" XLA_FFI_Error* jaxgemv_gemv_v1(XLA_FFI_CallFrame* call_frame);
+
+namespace jaxgemv {
+
+// The version of XLA's FFI that the handler is built for.
+extern const int kFfiApiMinor;
+
+}  // namespace jaxgemv
