@@ -1,0 +1,58 @@
+// Element types: conversion, and loads and stores whose dtype is known only at run time.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../gemv.h"
+
+namespace jaxgemv::cuda {
+
+template <typename T>
+inline constexpr Dtype kDtypeOf = Dtype::kF32;
+template <>
+inline constexpr Dtype kDtypeOf<__half> = Dtype::kF16;
+template <>
+inline constexpr Dtype kDtypeOf<__nv_bfloat16> = Dtype::kBF16;
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+// The element whose bits are the low ones of `bits`.
+__device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
+  if (dtype == Dtype::kF16) return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  return __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
+}
+
+__device__ __forceinline__ uint32_t load_bits(const void* data, Dtype dtype, Index i) {
+  if (dtype == Dtype::kF32) return __ldg(static_cast<const uint32_t*>(data) + i);
+  return __ldg(static_cast<const unsigned short*>(data) + i);
+}
+
+__device__ __forceinline__ float load(const void* data, Dtype dtype, Index i) {
+  return float_of_bits(load_bits(data, dtype, i), dtype);
+}
+
+__device__ __forceinline__ void store(void* data, Dtype dtype, Index i, float v) {
+  if (dtype == Dtype::kF32)
+    static_cast<float*>(data)[i] = v;
+  else if (dtype == Dtype::kF16)
+    static_cast<__half*>(data)[i] = __float2half_rn(v);
+  else
+    static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(v);
+}
+
+// Element (s, n, g) of a parameter.
+__device__ __forceinline__ float load(const Param& p, Index s, Index n, Index g) {
+  return load(p.data, p.dtype, s * p.stack_stride + n * p.n_stride + g * p.g_stride);
+}
+
+// The matrix that slice b meets; -1 when its index is out of range.
+__device__ __forceinline__ int stack_entry(const Problem& problem, const Operands& operands, Index b) {
+  if (operands.index == nullptr) return 0;
+  const int s = operands.index[b];
+  return s >= 0 && s < problem.stack ? s : -1;
+}
+
+}  // namespace jaxgemv::cuda

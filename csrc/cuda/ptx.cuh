@@ -1,0 +1,71 @@
+// One function per instruction, and the one way to launch a kernel.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <climits>
+
+#include "../gemv.h"
+
+namespace jaxgemv::cuda {
+
+// The asm is volatile to keep loads of x next to their use: hoisted, they cost registers, and spill.
+
+// 16 bytes that will not be used again: not kept in the L1.
+__device__ __forceinline__ uint4 load_stream(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ uint4 load16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ uint2 load8(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+
+// d (16 x 8, float32) += a (16 x 16) b (16 x 8) for X = __half or __nv_bfloat16. Lane (g, t) = (lane / 4,
+// lane % 4) holds rows g and g + 8 of a, column g of b, and rows g, g + 8, columns 2t, 2t + 1 of d.
+template <typename X>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, const uint32_t (&b)[2]) {
+  if constexpr (std::is_same_v<X, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+using Kernel = void (*)(Problem, Operands);
+
+// A grid of `tiles` x `batch` CTAs; a long batch takes several launches, each with its first slice.
+inline cudaError_t launch_kernel(Kernel kernel, Index tiles, Index batch, int threads,
+                                 const Problem& problem, const Operands& operands,
+                                 cudaStream_t stream) {
+  constexpr Index kMaxGridY = 65535;
+  if (tiles > INT_MAX || batch > kMaxGridY) return cudaErrorInvalidConfiguration;
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(batch));
+  kernel<<<grid, threads, 0, stream>>>(problem, operands);
+  return cudaGetLastError();
+}
+
+}  // namespace jaxgemv::cuda
