@@ -1,0 +1,224 @@
+"""The packed format: `QuantizedTensor`, `pack`, `unpack`, `dequantize`.
+
+A row of K codes of b bits is one dense little-endian bit stream: code k sits in bits [k b, (k + 1) b),
+least significant bit first, padded to whole 32-bit words. These are the words of compressed-tensors, of MLX
+and of AWQ-gemv, and GPTQ's transposed. See docs/format.md.
+"""
+
+import dataclasses
+from functools import partial
+from math import gcd, prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemv._check import check_bits, check_packed, check_weight, words_per_row
+
+_SIGNED_CODES = ("int2", "int4", "int8")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("packed", "scale", "zero", "offset", "codebook"),
+    meta_fields=("bits", "group_size", "k"),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedTensor:
+    """A weight of shape (..., N, K) stored as b-bit codes; a pytree, so it scans, stacks and shards.
+
+    `w[n, k] = (q[n, k] - zero[n, k // g]) * scale[n, k // g]`, or `q * scale + offset`, or `codebook[q] * scale`.
+    Leading dimensions are stacks (layers, experts), the same for every array but `codebook`.
+
+    - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes.
+    - scale: float16, bfloat16 or float32; (...,), (..., N) or (..., N, G) with G = ceil(K / g).
+    - zero: like scale, or an integer array; None means the mid code 2^(b-1), unless `offset` or `codebook` is given.
+    - offset: like scale, instead of zero. codebook: (2^b,) float, instead of both.
+    - group_size: g, needed only when G g != K. k: K, needed only when the last word is not full.
+
+    Leaves may be arrays, tracers, numpy arrays or `jax.ShapeDtypeStruct`s; they are checked where they are used.
+    """
+
+    packed: Array
+    scale: Array
+    zero: Array | None = None
+    offset: Array | None = None
+    codebook: Array | None = None
+    bits: int
+    group_size: int | None = None
+    k: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, K)"""
+        size = self.packed.shape[-1] * np.dtype(self.packed.dtype).itemsize
+        return (*self.packed.shape[:-1], self.k or size * 8 // self.bits)
+
+    @property
+    def ndim(self) -> int:
+        return self.packed.ndim
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the scale, which `dequantize` gives by default."""
+        return np.dtype(self.scale.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays together: what a gemv reads."""
+        leaves = jax.tree.leaves(self)
+        return sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a in leaves)
+
+    def __getitem__(self, i) -> "QuantizedTensor":
+        """Entry i of the leading stack dimension."""
+        if self.ndim < 3:
+            raise ValueError(f"QuantizedTensor: only a stack can be indexed; got shape {self.shape}")
+        codebook = self.codebook
+        if codebook is not None and codebook.ndim > 1:
+            codebook = codebook[i]
+        arrays = {f: getattr(self, f) for f in ("packed", "scale", "zero", "offset")}
+        arrays = {f: None if a is None else a[i] for f, a in arrays.items()}
+        return dataclasses.replace(self, codebook=codebook, **arrays)
+
+    def dequantize(self, dtype: DTypeLike | None = None) -> Array:
+        return dequantize(self, dtype)
+
+
+def pack(codes: ArrayLike, bits: int) -> Array:
+    """Packs codes (..., K) into uint32 words (..., ceil(K b / 32)).
+
+    Arrays of a signed code dtype (int2, int4, int8) hold values from -2^(b-1), stored as value + 2^(b-1), so that
+    `zero=None` gives them back; every other integer dtype holds the codes 0 .. 2^b - 1 themselves.
+
+    Raises TypeError for a dtype that is not an integer, ValueError for bits, for a scalar, and for codes out of
+    range (which only concrete arrays can show; under `jit` their high bits are dropped).
+    """
+    check_bits("pack", bits)
+    codes = codes if isinstance(codes, jax.Array | np.ndarray) else np.asarray(codes)
+    if not jnp.issubdtype(codes.dtype, jnp.integer):
+        raise TypeError(f"pack: codes must be integers; got {codes.dtype}")
+    if codes.ndim == 0 or codes.shape[-1] == 0:
+        raise ValueError(f"pack: codes must have shape (..., K) with K >= 1; got {codes.shape}")
+    low = -(1 << bits - 1) if codes.dtype.name in _SIGNED_CODES else 0
+    if not isinstance(codes, jax.core.Tracer) and codes.size:
+        values = np.asarray(codes).astype(np.int64)
+        if values.min() < low or values.max() >= low + (1 << bits):
+            raise ValueError(
+                f"pack: {bits}-bit codes of dtype {codes.dtype} must lie in [{low}, {low + (1 << bits) - 1}]; "
+                f"got [{values.min()}, {values.max()}]"
+            )
+    if codes.dtype.itemsize > 4:  # np.int64, which jnp.asarray would warn about
+        codes = np.asarray(codes).astype(np.uint32)
+    return _pack(jnp.asarray(codes), bits=bits, low=low)
+
+
+def pack_unsigned(codes: Array, bits: int) -> Array:
+    """`pack` for codes that are known to lie in 0 .. 2^b - 1."""
+    return _pack(codes, bits=bits, low=0)
+
+
+@partial(jax.jit, static_argnames=("bits", "low"))
+def _pack(codes, *, bits, low):
+    count, words = _block(bits)
+    word, shift = _places(bits)
+    k = codes.shape[-1]
+    codes = (codes.astype(jnp.int32) - low).astype(jnp.uint32) & np.uint32((1 << bits) - 1)
+    codes = pad_last(codes, -k % count).reshape(*codes.shape[:-1], -(-k // count), 1, count)
+    here = word == np.arange(words)[:, None]
+    next_too = (word + 1 == np.arange(words)[:, None]) & (shift + bits > 32)
+    # Codes do not overlap, so that their sum is their union.
+    parts = jnp.where(here, codes << shift, 0) + jnp.where(next_too, codes >> (32 - shift) % 32, 0)
+    packed = jnp.sum(parts, axis=-1, dtype=jnp.uint32)
+    return packed.reshape(*packed.shape[:-2], packed.shape[-2] * words)[..., : words_per_row(k, bits)]
+
+
+def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
+    """The codes of packed words: uint32 (..., ceil(k b / 32)), or uint8 with the same bytes, to uint8 (..., k)."""
+    check_bits("unpack", bits)
+    if not isinstance(packed, jax.Array | np.ndarray):
+        packed = np.asarray(packed)
+    check_packed("unpack", "packed", packed, bits, k, "")
+    return _unpack(jnp.asarray(packed), bits=bits, k=k)
+
+
+@partial(jax.jit, static_argnames=("bits", "k"))
+def _unpack(packed, *, bits, k):
+    if packed.dtype == jnp.uint8:
+        packed = jax.lax.bitcast_convert_type(
+            packed.reshape(*packed.shape[:-1], packed.shape[-1] // 4, 4), jnp.uint32
+        )
+    count, words = _block(bits)
+    word, shift = _places(bits)
+    blocks = -(-packed.shape[-1] // words)
+    packed = pad_last(packed, -packed.shape[-1] % words).reshape(*packed.shape[:-1], blocks, words)
+    # Selected word by word: XLA of jaxlib 0.8 folds a gather of constants to the wrong values.
+    first, rest = packed[..., :1], packed[..., 1:2]
+    for i in range(1, words):
+        first = jnp.where(word >= i, packed[..., i : i + 1], first)
+        rest = jnp.where(word + 1 >= i, packed[..., i : i + 1], rest)
+    codes = first >> shift
+    straddles = shift + bits > 32
+    if straddles.any():
+        codes = jnp.where(straddles, codes | rest << (32 - shift) % 32, codes)
+    codes = (codes & np.uint32((1 << bits) - 1)).astype(jnp.uint8)
+    return codes.reshape(*codes.shape[:-2], blocks * count)[..., :k]
+
+
+def _block(bits: int) -> tuple[int, int]:
+    """The shortest run of whole words: (codes, words) in it."""
+    common = gcd(bits, 32)
+    return 32 // common, bits // common
+
+
+def _places(bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each code in a block: the word it starts in, and the bit there."""
+    word, shift = np.divmod(np.arange(_block(bits)[0]) * bits, 32)
+    return word, shift.astype(np.uint32)
+
+
+def pad_last(a: Array, count: int) -> Array:
+    return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count)]) if count else a
+
+
+def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
+    """The float weight (..., N, K), computed in float32 and rounded once to `dtype` (the scale's by default)."""
+    if w.scale is None:
+        raise TypeError("dequantize: w.scale must be an array; got None")
+    group = check_weight("dequantize", w, w.shape[-1], "w.")
+    arrays = {f: getattr(w, f) for f in ("packed", "scale", "zero", "offset", "codebook")}
+    weight = weights(**arrays, bits=w.bits, group=group, k=w.shape[-1])
+    return weight.astype(w.dtype if dtype is None else dtype)
+
+
+def weights(packed, scale, zero=None, offset=None, codebook=None, *, bits, group, k) -> Array:
+    """float32 (..., N, K) from checked arrays; `group` None when one group spans the row."""
+    codes = _unpack(jnp.asarray(packed), bits=bits, k=k)
+    if codebook is not None:
+        q = _look_up(jnp.asarray(codebook).astype(jnp.float32), codes)
+    else:
+        q = codes.astype(jnp.float32)
+    wide = partial(spread, ndim=codes.ndim, group=group, k=k)
+    if codebook is None and offset is None:
+        q = q - (np.float32(1 << bits - 1) if zero is None else wide(zero))
+    w = q * wide(scale)
+    return w if offset is None else w + wide(offset)
+
+
+def _look_up(codebook, codes):
+    if codebook.ndim == 1:
+        return codebook[codes]
+    stack = prod(codebook.shape[:-1])
+    rows = jax.vmap(lambda c, q: c[q])(codebook.reshape(stack, -1), codes.reshape(stack, -1))
+    return rows.reshape(codes.shape)
+
+
+def spread(parameter, *, ndim, group, k, dtype=jnp.float32):
+    """A parameter of shape (...,), (..., N) or (..., N, G) that broadcasts against (..., N, K)."""
+    p = jnp.asarray(parameter).astype(dtype)
+    p = p.reshape(*p.shape, *(1,) * (ndim - p.ndim))
+    if p.shape[-1] == 1 or group is None:
+        return p
+    wide = jnp.broadcast_to(p[..., None], (*p.shape, group))
+    return wide.reshape(*p.shape[:-1], p.shape[-1] * group)[..., :k]

@@ -1,0 +1,96 @@
+"""gemv in plain jax.numpy: the oracle of the tests, and what runs where there is no kernel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxgemv._format import spread, unpack, weights
+
+
+def product(
+    x: Array,
+    packed: Array,
+    scale: Array | None = None,
+    zero: Array | None = None,
+    offset: Array | None = None,
+    codebook: Array | None = None,
+    bias: Array | None = None,
+    index: Array | None = None,
+    *,
+    bits: int,
+    group: int | None,
+    out_dtype,
+) -> Array:
+    """x (*P, *L, K) times the weight's rows: (*P, *L, N), from arrays that have been checked.
+
+    Without `index`, P is empty and the weight is (N, K). With `index` of shape P, every array of the weight has
+    a leading stack dimension, S or 1, and slice p of x meets entry index[p]; one out of range gives NaN.
+    """
+    arrays = {"packed": packed, "scale": scale, "zero": zero, "offset": offset, "codebook": codebook}
+    arrays["bias"] = bias
+    if index is not None:
+        stack = max(a.shape[0] for a in arrays.values() if a is not None)
+        entry = jnp.clip(index, 0, stack - 1)
+        arrays = {n: None if a is None else _entry(a, entry) for n, a in arrays.items()}
+    else:
+        stack = None
+    bias = arrays.pop("bias")
+    if arrays["scale"] is None:
+        y = _integer_product(x, arrays["packed"], arrays["zero"], bits=bits, group=group)
+    else:
+        y = contract(x.astype(jnp.float32), weights(**arrays, bits=bits, group=group, k=x.shape[-1]))
+    return finish(y, bias, index, stack, out_dtype)
+
+
+def dense_product(x: Array, w: Array, bias: Array | None, index: Array | None, *, out_dtype) -> Array:
+    """The same for a float weight (N, K), or with `index` a stack (S, N, K) of them."""
+    stack = None if index is None else w.shape[0]
+    if index is not None:
+        entry = jnp.clip(index, 0, stack - 1)
+        w, bias = w[entry], None if bias is None else _entry(bias, entry)
+    dtype = jnp.promote_types(x.dtype, w.dtype)
+    return finish(contract(x.astype(dtype), w.astype(dtype)), bias, index, stack, out_dtype)
+
+
+def contract(x: Array, w: Array) -> Array:
+    """x (*P, *L, K), w (*P, N, K) -> float32 (*P, *L, N)."""
+    prefix = tuple(range(w.ndim - 2))
+    # Only float32 needs to be told not to round its operands (to TF32, on a GPU).
+    full = x.dtype == jnp.float32
+    return jax.lax.dot_general(
+        x,
+        w,
+        (((x.ndim - 1,), (w.ndim - 1,)), (prefix, prefix)),
+        precision=jax.lax.Precision.HIGHEST if full else None,
+        preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else jnp.float32,
+    )
+
+
+def finish(y: Array, bias: Array | None, index: Array | None, stack: int | None, out_dtype) -> Array:
+    """Adds the bias, marks the slices whose index is out of range, rounds once."""
+    if bias is not None:
+        bias = bias.astype(jnp.float32)
+        middle = (1,) * (y.ndim - bias.ndim)
+        y = y + bias.reshape(*bias.shape[:-1], *middle, bias.shape[-1])
+    if index is not None:
+        valid = (index >= 0) & (index < stack)
+        bad = np.asarray(np.nan if y.dtype == jnp.float32 else np.iinfo(np.int32).min, y.dtype)
+        y = jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, bad)
+    return y.astype(out_dtype)
+
+
+def _entry(array: Array, entry: Array) -> Array:
+    """Rows `entry` of a stack; an array of one entry serves every index."""
+    return array[jnp.zeros_like(entry) if array.shape[0] == 1 else entry]
+
+
+def _integer_product(x: Array, packed: Array, zero: Array | None, *, bits: int, group: int | None) -> Array:
+    """The exact int32 sum of x * (q - zero)."""
+    k = x.shape[-1]
+    q = unpack(packed, bits, k).astype(jnp.int32)
+    mid = np.int32(1 << bits - 1)
+    shift = mid if zero is None else spread(zero, ndim=q.ndim, group=group, k=k, dtype=jnp.int32)
+    return contract(x.astype(jnp.int32), q - shift)
+
+

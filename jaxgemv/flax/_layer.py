@@ -1,0 +1,64 @@
+"""What both layers share: arguments they refuse, the weight from its arrays, the product in Flax's dtypes."""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+from flax.linen.dtypes import canonicalize_dtype
+from jax import Array, lax
+
+from jaxgemv import QuantizedTensor, gemv
+
+
+def check_precision(op: str, precision) -> None:
+    """Products accumulate in float32 always, so only the precisions that ask for no more or less will do."""
+    for one in precision if isinstance(precision, tuple) else (precision,):
+        try:
+            known = one is None or lax.Precision(one) in (lax.Precision.DEFAULT, lax.Precision.HIGHEST)
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError(f"{op}: precision must be None, DEFAULT or HIGHEST; got {precision!r}")
+
+
+def check_default(op: str, name: str, value, default) -> None:
+    """Refuses a hook that would see a kernel of floats, which is never made."""
+    if value is not default:
+        expected = "None" if default is None else f"the default, {default.__name__}"
+        raise ValueError(
+            f"{op}: {name} must be {expected}: there is no float kernel to call it with; got {value!r}"
+        )
+
+
+def check_type(op: str, name: str, layer, kind: type) -> None:
+    """Refuses what does not compute what `kind` does, which a subclass may not."""
+    if not isinstance(layer, kind) or type(layer).__call__ is not kind.__call__:
+        library = kind.__module__.split(".")[1]
+        raise TypeError(f"{op}: {name} must be a flax.{library}.{kind.__name__}; got {type(layer).__name__}")
+
+
+def weight(arrays: Mapping, *, bits: int, group_size: int | None, k: int) -> QuantizedTensor:
+    """The tensor of `quantize(..., bits=bits, group_size=group_size)` from its arrays."""
+    group = min(group_size or k, k)
+    return QuantizedTensor(
+        **arrays,
+        bits=bits,
+        group_size=group if k % group else None,
+        k=k if k * bits % 32 else None,
+    )
+
+
+def out_in(names, ndim: int) -> tuple:
+    """The axis names of a (..., in, out) kernel, reordered for a (..., N, K) weight."""
+    names = (*names, *(None,) * (ndim - len(names)))
+    return (*names[:-2], names[-1], names[-2])
+
+
+def product(
+    inputs, w: QuantizedTensor, bias, *, dtype, out_dtype=None, implementation: str | None = None
+) -> Array:
+    """inputs (..., K) in Flax's computation dtype, in which w counts as an array of its scale's dtype."""
+    dtype = canonicalize_dtype(inputs, w.scale, bias, dtype=dtype)
+    if out_dtype is not None and bias is not None:
+        out_dtype = jnp.promote_types(out_dtype, dtype)
+    x = jnp.asarray(inputs, dtype)
+    return gemv(x, w, bias=bias, out_dtype=out_dtype or dtype, implementation=implementation)

@@ -1,0 +1,19 @@
+"""`reference.gemv`: the same function as `jaxgemv.gemv`, always in plain jax.numpy."""
+
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemv import _ops
+from jaxgemv._format import QuantizedTensor
+
+
+def gemv(
+    x: ArrayLike,
+    w: QuantizedTensor | ArrayLike,
+    *,
+    index: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    out_dtype: DTypeLike | None = None,
+) -> Array:
+    """`jaxgemv.gemv` without kernels: dequantises to float32, then one float32 dot product."""
+    return _ops.gemv(x, w, index=index, bias=bias, out_dtype=out_dtype, implementation="xla")
