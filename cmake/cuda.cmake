@@ -1,0 +1,59 @@
+# The CUDA backend, when JAXGEMV_CUDA asks for it or a compiler happens to be here.
+if(JAXGEMV_CUDA STREQUAL "OFF")
+  return()
+endif()
+
+execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_nvcc.py
+                OUTPUT_VARIABLE nvcc OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+if(NOT nvcc)
+  if(JAXGEMV_CUDA STREQUAL "AUTO")
+    message(STATUS "jaxgemv: no CUDA compiler, building for the CPU only")
+    return()
+  endif()
+  message(FATAL_ERROR
+    "JAXGEMV_CUDA=${JAXGEMV_CUDA}, but there is no CUDA compiler. Do one of these:\n"
+    "  - install the CUDA toolkit, 12.0 or newer, and put nvcc on PATH or set CUDA_HOME;\n"
+    "  - leave out --no-build-isolation: pip then fetches the compiler by itself;\n"
+    "  - install what pip would fetch, the list in cmake/build_backend.py;\n"
+    "  - set JAXGEMV_CUDA=OFF to build for the CPU only.")
+endif()
+
+# Compilers from wheels keep their libraries in lib, where nvcc does not look.
+set(ENV{CUDACXX} ${nvcc})
+cmake_path(SET nvcc_lib NORMALIZE "${nvcc}/../../lib")
+if(EXISTS ${nvcc_lib}/libcudart_static.a)
+  set(ENV{CUDAFLAGS} "$ENV{CUDAFLAGS} -L${nvcc_lib}")
+endif()
+
+set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+if(NOT architectures)
+  set(architectures $ENV{JAXGEMV_CUDA_ARCHITECTURES})
+endif()
+set(CMAKE_CUDA_ARCHITECTURES 80)  # for CMake's test of the compiler, which may be too old for ours
+if(JAXGEMV_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(WARNING "jaxgemv: ${nvcc} does not work, building for the CPU only")
+    return()
+  endif()
+endif()
+enable_language(CUDA)
+
+if(NOT architectures)  # the last one also as PTX, which newer GPUs compile for themselves
+  set(architectures 80-real 86-real 89-real 90-real 100-real 120)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+    set(architectures 80-real 86-real 89-real 90)
+  endif()
+endif()
+set(CMAKE_CUDA_ARCHITECTURES ${architectures})
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # so that the module loads where there is no CUDA
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cc csrc/cuda/*.cu)
+jaxgemv_add_backend(_cuda ${cuda_sources})
+target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+# -std by hand: CMake 3.25.1 does not know that nvcc speaks C++20.
+target_compile_options(_cuda PRIVATE
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra;--threads=0>")
+message(STATUS "jaxgemv: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
