@@ -61,6 +61,15 @@ struct Operands {
   Param bias;                            // (N,), data is null without one
   const int32_t* index = nullptr;        // (batch,) or null
   void* y = nullptr;                     // (batch, M, N)
+
+  // The operands of a call whose batch starts at slice b.
+  Operands from_slice(const Problem& problem, Index b) const {
+    Operands part = *this;
+    part.x = static_cast<const char*>(x) + b * problem.M * problem.K * size_of(problem.x);
+    part.y = static_cast<char*>(y) + b * problem.M * problem.N * size_of(problem.y);
+    if (index != nullptr) part.index += b;
+    return part;
+  }
 };
 
 // One compiled kernel, as Python and the README's support matrix see it.

@@ -1,4 +1,5 @@
 // The table of kernels: to add a width, a type or a kernel, add a row.
+#include <algorithm>
 #include <array>
 
 #include "launch.h"
@@ -27,9 +28,16 @@ constexpr auto kTable = std::apply(
 
 cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_t stream) {
   cudaError_t status = cudaErrorNotSupported;
-  select<Table>(problem, operands, [&]<typename Kernel>(Kernel) {
-    status = Kernel::run(problem, operands, stream);
-  });
+  // A grid has at most 65535 slices; a longer batch takes several launches.
+  constexpr Index kMaxBatch = 65535;
+  for (Index first = 0; first < problem.batch; first += kMaxBatch) {
+    Problem part = problem;
+    part.batch = std::min(kMaxBatch, problem.batch - first);
+    select<Table>(part, operands.from_slice(problem, first), [&]<typename Kernel>(Kernel) {
+      status = Kernel::run(part, operands.from_slice(problem, first), stream);
+    });
+    if (status != cudaSuccess) break;
+  }
   return status;
 }
 

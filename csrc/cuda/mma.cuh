@@ -19,7 +19,7 @@ namespace mma {
 
 constexpr int kTileN = 16;       // rows of the weights a CTA computes
 constexpr int kChunkBytes = 64;  // of each of them
-constexpr int kWarps = 8;        // that share K
+constexpr int kMaxWarps = 8;     // that share K; how many, `choose_warps` says
 constexpr int kUnroll = 4;       // chunks in flight; 4 is built into Groups::kAdjacent
 constexpr int kMaxTilesM = 4;    // tiles of 8 rows of x in a CTA
 
@@ -92,7 +92,7 @@ struct GroupTerms {
 };
 
 template <int kBits, typename X, int kTilesM, Groups kGroups>
-__global__ void __launch_bounds__(kWarps * 32, kTilesM > 1 || kGroups == Groups::kAny ? 1 : 2)
+__global__ void __launch_bounds__(kMaxWarps * 32, kTilesM == 1 ? 2 : 1)
     gemv_mma(const Problem problem, const Operands operands) {
   using D = Dequant<kBits, X>;
   constexpr int kLaneK = 128 / kBits;  // codes in a lane's 16 bytes
@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM > 1 || kGroups == Groups:
   constexpr int kTileM = 8 * kTilesM;
   constexpr bool kWhole = kGroups != Groups::kAny;  // every round is full
   constexpr uint32_t kOnes = std::is_same_v<X, __half> ? 0x3c003c00u : 0x3f803f80u;
-  __shared__ float partial[kWarps][kTileM][kTileN + 1];
+  __shared__ float partial[kMaxWarps][kTileM][kTileN + 1];
 
-  const int warp = threadIdx.x / 32, g = threadIdx.x / 4 % 8, t = threadIdx.x % 4;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, g = threadIdx.x / 4 % 8, t = threadIdx.x % 4;
   const int N = static_cast<int>(problem.N), K = static_cast<int>(problem.K);
   const int M = static_cast<int>(problem.M);
   // Tiles of the same weights run next to each other, so that only one of them reads memory.
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM > 1 || kGroups == Groups:
 
   float y[kTilesM][4] = {};
   // Rounds of kUnroll chunks, dealt to the warps in turn.
-  for (int chunk = s < 0 ? chunks : warp * kUnroll; chunk < chunks; chunk += kWarps * kUnroll) {
+  for (int chunk = s < 0 ? chunks : warp * kUnroll; chunk < chunks; chunk += warps * kUnroll) {
     uint4 q[kUnroll][2];
     const uint8_t *at0 = w0 + chunk * kChunkBytes, *at1 = w1 + chunk * kChunkBytes;
 #pragma unroll
@@ -182,14 +182,27 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM > 1 || kGroups == Groups:
       partial[warp][8 * m + 2 * t + e % 2][g + 8 * (e / 2)] = y[m][e];
   __syncthreads();
   // The shares of K, added in a fixed order.
-  for (int e = threadIdx.x; e < kTileM * kTileN; e += kWarps * 32) {
+  for (int e = threadIdx.x; e < kTileM * kTileN; e += blockDim.x) {
     const int m = e / kTileN, n = e % kTileN;
     if (m >= rows_m || n >= rows_n) continue;
     float sum = s < 0 ? NAN : operands.bias.data ? load(operands.bias, s, n0 + n, 0) : 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += partial[w][m][n];
+    for (int w = 0; w < warps; ++w) sum += partial[w][m][n];
     store(operands.y, problem.y, (static_cast<int>(blockIdx.y * M) + m0 + m) * Index{N} + n0 + n, sum);
   }
+}
+
+// Warps of a CTA: 8 finish a tile sooner, 4 let more tiles run at once. Each wave of CTAs costs its
+// rounds and about one more for its start and end. (On an H200, int4 M = 1, this picks the better of the
+// two for each shape of `python -m bench`; other counts were slower: docs/kernel-notes.md.)
+inline int choose_warps(Index tiles, Index rounds, int resident_warps) {
+  int device = 0, sms = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const auto cost = [&](int warps) {
+    const Index waves = ceil_div(tiles, Index{sms} * (resident_warps / warps));
+    return waves * (1 + ceil_div(rounds, warps));
+  };
+  return cost(4) < cost(8) ? 4 : 8;
 }
 
 }  // namespace mma
@@ -218,14 +231,17 @@ struct Mma {
   template <int kTilesM>
   static cudaError_t run_tiles(const Problem& problem, const Operands& operands,
                                cudaStream_t stream) {
-    const Index tiles = ceil_div(problem.M, 8 * kTilesM) * ceil_div(problem.N, mma::kTileN);
     static constexpr Kernel kKernels[] = {mma::gemv_mma<kBits, X, kTilesM, mma::Groups::kAny>,
                                           mma::gemv_mma<kBits, X, kTilesM, mma::Groups::kAdjacent>,
                                           mma::gemv_mma<kBits, X, kTilesM, mma::Groups::kOne>};
     const Kernel kernel = kKernels[static_cast<int>(groups_of(problem, operands))];
     Operands given = operands;
     if (problem.affine == Affine::kMid) given.shift = given.scale;  // read, and not used
-    return launch_kernel(kernel, tiles, problem.batch, mma::kWarps * 32, problem, given, stream);
+    const Index tiles = ceil_div(problem.M, 8 * kTilesM) * ceil_div(problem.N, mma::kTileN);
+    const Index rounds = ceil_div(problem.K, mma::kUnroll * kChunkK);
+    constexpr int kResidentWarps = kTilesM == 1 ? 16 : 8;  // of an SM, by their registers
+    const int warps = mma::choose_warps(tiles * problem.batch, rounds, kResidentWarps);
+    return launch_kernel(kernel, tiles, problem.batch, warps * 32, problem, given, stream);
   }
 
   static mma::Groups groups_of(const Problem& problem, const Operands& operands) {

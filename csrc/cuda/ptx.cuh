@@ -57,12 +57,11 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_
 
 using Kernel = void (*)(Problem, Operands);
 
-// A grid of `tiles` x `batch` CTAs; a long batch takes several launches, each with its first slice.
+// A grid of tiles x batch CTAs.
 inline cudaError_t launch_kernel(Kernel kernel, Index tiles, Index batch, int threads,
                                  const Problem& problem, const Operands& operands,
                                  cudaStream_t stream) {
-  constexpr Index kMaxGridY = 65535;
-  if (tiles > INT_MAX || batch > kMaxGridY) return cudaErrorInvalidConfiguration;
+  if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(batch));
   kernel<<<grid, threads, 0, stream>>>(problem, operands);
   return cudaGetLastError();

@@ -1,0 +1,1 @@
+"""How fast a product is: `python -m bench`. Times, never asserts; `tests/` asserts and never times."""

@@ -1,0 +1,153 @@
+"""A Llama-architecture decoder in plain JAX: RMSNorm, rotary embedding, grouped-query attention
+with a key-value cache, SwiGLU.
+
+The weights are a dict of arrays. Each matrix is (outputs, inputs) and is only ever touched by
+`linear(x, w)`, so that the caller decides what a matrix is: a float array, or low-bit codes.
+"""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import safetensors.flax
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    vocab: int = 256
+    d_model: int = 256
+    n_layers: int = 7
+    n_heads: int = 8
+    n_kv_heads: int = 2
+    head_dim: int = 32
+    d_ff: int = 512
+    tied: bool = True  # the embedding table is the output projection too
+    rope_theta: float = 10_000.0
+    context: int = 512
+
+
+def shapes(config):
+    """A jax.ShapeDtypeStruct for every weight, in the structure of the weights."""
+    d, q = config.d_model, config.n_heads * config.head_dim
+    layer = {
+        "attention_norm": (d,),
+        "qkv": (q + 2 * config.n_kv_heads * config.head_dim, d),
+        "out": (d, q),
+        "ffn_norm": (d,),
+        "gate_up": (2 * config.d_ff, d),
+        "down": (d, config.d_ff),
+    }
+    tree = {
+        "embedding": (config.vocab, d),
+        "layers": [dict(layer) for _ in range(config.n_layers)],
+        "norm": (d,),
+    }
+    if not config.tied:
+        tree["head"] = (config.vocab, d)
+    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    return jax.tree.map(bf16, tree, is_leaf=lambda node: isinstance(node, tuple))
+
+
+def rms_norm(x, weight):
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + 1e-5)
+    return (x32 * scale * weight).astype(x.dtype)
+
+
+def rope(x, positions, theta):
+    """Rotates the pairs (i, i + D/2) of x (T, heads, D) by an angle that grows with the position."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half) / half)
+    angle = positions[:, None, None] * frequency
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def attend(q, k, v, positions):
+    """Causal attention of q (T, heads, D) to k and v (S, kv_heads, D); row s is position s.
+
+    Activations times activations, so there is no weight to keep in few bits.
+    """
+    T, heads, D = q.shape
+    S, kv_heads, _ = k.shape
+    q = q.reshape(T, kv_heads, heads // kv_heads, D)
+    scores = jnp.einsum("tkgd,skd->kgts", q, k, preferred_element_type=jnp.float32) * D**-0.5
+    seen = jnp.arange(S) <= positions[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1).astype(v.dtype)
+    return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(T, heads * D)
+
+
+def attention(x, layer, cache, positions, config, linear):
+    """x (T, d_model) -> (T, d_model), and the keys and values seen so far."""
+    kv = config.n_kv_heads * config.head_dim
+    q, k, v = jnp.split(linear(x, layer["qkv"]), [-2 * kv, -kv], axis=-1)
+    q, k, v = (a.reshape(len(x), -1, config.head_dim) for a in (q, k, v))
+    q, k = (rope(a, positions, config.rope_theta) for a in (q, k))
+    if cache is not None:
+        at = (positions[0], 0, 0)
+        k, v = (jax.lax.dynamic_update_slice(old, new, at) for old, new in zip(cache, (k, v), strict=True))
+    return linear(attend(q, k, v, positions), layer["out"]), (k, v)
+
+
+def feed_forward(x, layer, linear):
+    gate, up = jnp.split(linear(x, layer["gate_up"]), 2, axis=-1)
+    return linear(jax.nn.silu(gate) * up, layer["down"])
+
+
+def embed(table, tokens):
+    # A quantised table is a pytree whose leaves all start with the row, so this takes rows of both.
+    rows = jax.tree.map(lambda leaf: leaf[tokens], table)
+    return rows if isinstance(rows, jax.Array) else rows.dequantize(jnp.bfloat16)
+
+
+def forward(params, tokens, config, linear, cache=None, start=0):
+    """tokens (T,) at positions start ... start + T - 1 -> float32 logits (T, vocab), new cache."""
+    positions = start + jnp.arange(len(tokens))
+    x = embed(params["embedding"], tokens)
+    caches = []
+    for i, layer in enumerate(params["layers"]):
+        past = None if cache is None else cache[i]
+        y, seen = attention(rms_norm(x, layer["attention_norm"]), layer, past, positions, config, linear)
+        caches.append(seen)
+        x = x + y
+        x = x + feed_forward(rms_norm(x, layer["ffn_norm"]), layer, linear)
+    head = params["embedding"] if config.tied else params["head"]
+    return linear(rms_norm(x, params["norm"]), head).astype(jnp.float32), caches
+
+
+def empty_cache(config, dtype=jnp.bfloat16):
+    shape = (config.context, config.n_kv_heads, config.head_dim)
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
+
+
+def bits_per_byte(params, windows, config, linear, stride):
+    """Mean bits to code the last `stride` bytes of each window (windows, context + 1)."""
+
+    def bits(window):
+        logits, _ = forward(params, window[:-1], config, linear)
+        log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), window[1:, None], axis=-1)
+        return -jnp.mean(log_p[-stride:]) / jnp.log(2.0)
+
+    return jnp.mean(jax.lax.map(bits, windows.astype(jnp.int32), batch_size=16))
+
+
+def name(path):
+    """The name of a weight in a safetensors file: "layers.3.qkv"."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def save(file, params, config, metadata):
+    weights = {name(path): weight for path, weight in jax.tree.leaves_with_path(params)}
+    config = json.dumps(dataclasses.asdict(config))
+    safetensors.flax.save_file(weights, file, {"config": config, **metadata})
+
+
+def load(path):
+    """The weights of a file written by train.py, and their Config."""
+    with safetensors.safe_open(path, framework="flax") as file:
+        config = Config(**json.loads(file.metadata()["config"]))
+        paths, structure = jax.tree.flatten_with_path(shapes(config))
+        return jax.tree.unflatten(structure, [file.get_tensor(name(p)) for p, _ in paths]), config

@@ -1,0 +1,80 @@
+"""Mistakes in pack, unpack, quantize, dequantize; those in a product are in test_errors.py."""
+
+import re
+
+import numpy as np
+import pytest
+from test_errors import a, check, i8, i32, tensor, u8, u32
+
+from jaxgemv import dequantize, pack, quantize, unpack
+
+DEQUANTIZE = (
+    (TypeError, "w.scale must be an array; got None", {"scale": None}),
+    (ValueError, "w.packed must have shape (N, 9) for K = 65; got (6, 8)", {"k": 65}),
+    (ValueError, "w.scale has 5 groups, which do not divide K = 64: give group_size=", {"scale": a(6, 5)}),
+    (ValueError, "w.scale has 4 groups, which do not divide K = 85: give group_size=", {"bits": 3}),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "fields"), DEQUANTIZE, ids=[text[:40] for _, text, _ in DEQUANTIZE]
+)
+def test_dequantize(error, text, fields):
+    check(error, "dequantize: " + text, dequantize, tensor(**fields))
+
+
+def test_getitem():
+    with pytest.raises(
+        ValueError, match=re.escape("QuantizedTensor: only a stack can be indexed; got shape (6, 64)")
+    ):
+        tensor()[0]
+
+
+PACK = (
+    (ValueError, "bits must be an integer from 1 to 8; got 0", [1], 0),
+    (TypeError, "codes must be integers; got float32", np.zeros(3, np.float32), 4),
+    (ValueError, "codes must have shape (..., K) with K >= 1; got ()", np.int32(3), 4),
+    (ValueError, "codes must have shape (..., K) with K >= 1; got (2, 0)", np.zeros((2, 0), int), 4),
+    (ValueError, "4-bit codes of dtype uint8 must lie in [0, 15]; got [0, 16]", np.uint8([0, 16]), 4),
+    (ValueError, "4-bit codes of dtype int32 must lie in [0, 15]; got [-1, 3]", np.int32([3, -1]), 4),
+    (ValueError, "4-bit codes of dtype int8 must lie in [-8, 7]; got [-9, 0]", np.int8([0, -9]), 4),
+)
+
+
+@pytest.mark.parametrize(("error", "text", "codes", "bits"), PACK, ids=[text[:40] for _, text, *_ in PACK])
+def test_pack(error, text, codes, bits):
+    with pytest.raises(error, match="^" + re.escape("pack: " + text) + "$"):
+        pack(codes, bits)
+
+
+UNPACK = (
+    (ValueError, "bits must be an integer from 1 to 8; got 9", a(4, dtype=u32), 9, 8),
+    (ValueError, "packed must have shape (..., 3); got (4,)", a(4, dtype=u32), 3, 32),
+    (ValueError, "packed must have shape (N, 12); got (2, 4)", a(2, 4, dtype=u8), 3, 32),
+    (TypeError, "packed must be uint32, or uint8 with the same bytes; got float32", a(3), 3, 32),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "packed", "bits", "k"), UNPACK, ids=[text[:40] for _, text, *_ in UNPACK]
+)
+def test_unpack(error, text, packed, bits, k):
+    check(error, "unpack: " + text, unpack, packed, bits=bits, k=k)
+
+
+QUANTIZE = (
+    (ValueError, "bits must be an integer from 1 to 8; got True", a(6, 64), {"bits": True}),
+    (TypeError, "weight must be a float array; got int32", a(6, 64, dtype=i32), {}),
+    (TypeError, "scale_dtype must be float16, bfloat16 or float32; got int8", a(6, 64), {"scale_dtype": i8}),
+    (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (64,)", a(64), {}),
+    (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (0, 64)", a(0, 64), {}),
+    (ValueError, "in_axis must be an axis of weight, (6, 64); got 2", a(6, 64), {"in_axis": 2}),
+    (ValueError, "group_size must be a positive integer or None; got -1", a(6, 64), {"group_size": -1}),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "weight", "options"), QUANTIZE, ids=[text[:40] for _, text, *_ in QUANTIZE]
+)
+def test_quantize(error, text, weight, options):
+    check(error, "quantize: " + text, quantize, weight, **options)

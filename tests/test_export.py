@@ -1,0 +1,138 @@
+"""jax.export: serialize, load, run; with a symbolic batch; for several platforms; with derivatives."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, make
+
+import jaxgemv
+from jaxgemv import gemv
+from jaxgemv._ffi import TARGET
+
+CASE = Case(4, 12, 64, 32, "zero", bias=True)
+
+
+def export(f, *args, **kwargs):
+    """Through bytes and back."""
+    specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
+    exported = jax.export.export(jax.jit(f), disabled_checks=jaxgemv.EXPORT_CHECKS, **kwargs)(*specs)
+    return jax.export.deserialize(exported.serialize(vjp_order=1))
+
+
+def platforms_of(backend):
+    """Of the device that the test runs on; by default it would be that of the best one."""
+    return None if backend == "xla" else (backend,)
+
+
+@pytest.fixture
+def f(backend):
+    # Leaves and no QuantizedTensor: a loading program need not know the class.
+    def f(x, packed, scale, zero, bias):
+        return jaxgemv.gemv_int4(x, packed, zero, scale, bias=bias, implementation=backend)
+
+    return f
+
+
+@pytest.fixture
+def problem(rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    return p, (p.x, p.packed, p.scale, p.zero, p.bias)
+
+
+def test_round_trip(f, backend, problem):
+    p, args = problem
+    exported = export(f, *args, platforms=platforms_of(backend))
+    assert (TARGET in exported.mlir_module()) == (backend != "xla")
+    np.testing.assert_array_equal(exported.call(*args), p.answer())
+
+
+def test_vjp(f, backend, problem):
+    p, args = problem
+    call = export(f, *args, platforms=platforms_of(backend)).call
+    grad = jax.grad(lambda x: call(x, *args[1:]).sum())(jnp.asarray(p.x))
+    np.testing.assert_array_equal(grad, np.broadcast_to(p.weight().sum(0), grad.shape))
+
+
+@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda"), ("cpu", "tpu", "cuda")])
+def test_platforms(platforms, problem):
+    """Each platform gets its own way: a kernel where there is one."""
+    p, args = problem
+    with jax.default_device(jax.devices("cpu")[0]):
+        f = lambda x, packed, scale, zero: jaxgemv.gemv_int4(x, packed, zero, scale)  # noqa: E731
+        exported = export(f, *args[:4], platforms=platforms)
+        assert exported.platforms == platforms
+        np.testing.assert_array_equal(exported.call(*args[:4]), p.answer() - p.bias)
+
+
+@pytest.mark.parametrize("implementation", [None, "cpu", "xla"])
+def test_symbolic_batch(implementation, problem):
+    """One program for any number of rows; which way it goes is decided without knowing how many."""
+    p, args = problem
+    (b,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((b, 64), jnp.float32)
+
+    def f(x, *rest):
+        return jaxgemv.gemv_int4(x, rest[0], rest[2], rest[1], implementation=implementation)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        call = jax.export.deserialize(
+            jax.export.export(jax.jit(f), platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)(
+                x, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args[1:4])
+            ).serialize()
+        ).call
+        for m in (1, 3, 65):
+            x = np.resize(p.x, (m, 64))
+            np.testing.assert_array_equal(call(x, *args[1:4]), x @ p.weight().T)
+
+
+def test_symbolic_batch_under_vmap(problem):
+    p, _ = problem
+    b, c = jax.export.symbolic_shape("b, c")
+    f = jax.jit(jax.vmap(lambda x: gemv(x, p.tensor)))
+    exported = jax.export.export(f, platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)(
+        jax.ShapeDtypeStruct((b, c, 64), jnp.float32)
+    )
+    with jax.default_device(jax.devices("cpu")[0]):
+        y = exported.call(np.stack([p.x, p.x]))
+        np.testing.assert_array_equal(y[1], p.answer() - p.bias)
+
+
+def test_needs_the_waiver(problem):
+    """The promise that EXPORT_CHECKS stands for is ours; JAX refuses without it."""
+    _, args = problem
+    f = jax.jit(lambda x, *rest: jaxgemv.gemv_int4(x, rest[0], rest[2], rest[1], implementation="cpu"))
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        pytest.raises(ValueError, match="compatibility guarantees"),
+    ):
+        jax.export.export(f, platforms=("cpu",))(*args[:4])
+
+
+def test_another_process(problem, tmp_path):
+    """Loads with nothing but `import jaxgemv`, which registers the kernels."""
+    p, _ = problem
+    exported = jax.export.export(
+        jax.jit(lambda x: gemv(x, p.tensor)), platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS
+    )(jax.ShapeDtypeStruct(p.x.shape, p.x.dtype))
+    (tmp_path / "program").write_bytes(exported.serialize())
+    np.save(tmp_path / "x.npy", p.x)
+    script = """
+import sys, pathlib, jax, jax.export, jaxgemv, numpy as np
+here = pathlib.Path(sys.argv[1])
+call = jax.export.deserialize(bytearray((here / "program").read_bytes())).call
+with jax.default_device(jax.devices("cpu")[0]):
+    np.save(here / "y.npy", call(np.load(here / "x.npy")))
+"""
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), p.answer() - p.bias)

@@ -1,0 +1,145 @@
+"""The boundary to C++: registration, the version guard, index arithmetic, and calls that no Python code has checked."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import _ffi as ffi
+
+
+def test_cpu_backend_loaded():
+    """The CPU's is built always; without it the other tests would test the reference twice."""
+    assert ffi.backends["cpu"].missing is None
+    assert {(k.bits, k.x) for k in ffi.backends["cpu"].kernels} == ALL
+
+
+@pytest.mark.cuda
+def test_cuda_backend_loaded():
+    assert {(k.bits, k.x) for k in ffi.backends["cuda"].kernels} == ALL
+
+
+ALL = {(bits, x) for bits in range(1, 9) for x in ("float16", "bfloat16", "float32")}
+
+
+def test_offsets_are_64_bit():
+    """The bytes before a code pass 2^31 in a stack of experts; no test could hold such an array."""
+    from jaxgemv._cpu import packed_offset
+
+    for bits in range(1, 9):
+        n, k, k_total = 1 << 22, 8192 - 8, 8192
+        expected = n * (k_total * bits // 8) + k * bits // 8
+        assert expected > 2**31
+        assert packed_offset(n, k, k_total, bits) == expected
+    assert packed_offset(1 << 40, 0, 33, 3) == (1 << 40) * 16
+    assert packed_offset(0, 1 << 40, 1 << 41, 8) == 1 << 40
+
+
+def test_runtime_version():
+    assert ffi._runtime_ffi_minor() >= 1  # 0.1 is what we build for
+
+
+def test_version_guard(monkeypatch):
+    """Too new an extension is not registered: XLA would fail the first operation of the user's program."""
+    monkeypatch.setattr(ffi, "_runtime_ffi_minor", lambda: 0)
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", pytest.fail)
+    with pytest.warns(
+        RuntimeWarning, match=r"jaxgemv\._cpu is built for XLA FFI 0\.1, but jaxlib .* has 0\.0; its"
+    ):
+        backend = ffi._load("jaxgemv._cpu", "cpu")
+    assert backend.kernels == ()
+    assert re.fullmatch(r"built for XLA FFI 0\.1, but jaxlib .* has 0\.0", backend.missing)
+
+
+def test_absent_and_broken_modules(monkeypatch, tmp_path):
+    (tmp_path / "broken_backend.py").write_text("raise ImportError('libmissing.so.1: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ffi._load("absent_backend", "cpu") == ffi.Backend((), "not built")
+    reason = "cannot be loaded: libmissing.so.1: cannot open"
+    assert ffi._load("broken_backend", "cpu") == ffi.Backend((), reason)
+
+
+def test_reference_takes_over(monkeypatch):
+    """Without a backend the same call works."""
+    monkeypatch.setitem(ffi.backends, "cpu", ffi.Backend((), "not built"))
+    w = QuantizedTensor(packed=jnp.zeros((3, 5), jnp.uint32), scale=jnp.float32(1), bits=5)
+    traced = jax.jit(lambda x: gemv(x, w)).trace(jnp.ones(32))
+    assert ffi.TARGET not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+GOOD = {
+    "x": np.ones((1, 2, 64), np.float32),
+    "packed": np.zeros((1, 6, 8), np.uint32),
+    "scale": np.ones((1, 6, 4), np.float32),
+    "zero": np.zeros(0, np.float32),
+    "offset": np.zeros(0, np.float32),
+    "bias": np.zeros(0, np.float32),
+    "index": np.zeros(0, np.float32),
+    "y": jax.ShapeDtypeStruct((1, 2, 6), np.float32),
+    "bits": np.int64(4),
+    "group": np.int64(16),
+}
+
+
+def array(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+BAD = (
+    ("x, Wq and y must have rank 3", {"x": array(2, 64)}),
+    ("x, Wq and y must have rank 3", {"packed": array(6, 8, dtype=np.uint32)}),
+    ("x and y must be float16, bfloat16 or float32", {"x": array(1, 2, 64, dtype=np.int32)}),
+    ("bits must be 1..8", {"bits": np.int64(9)}),
+    ("N and K must be at least 1", {"packed": array(1, 0, 8, dtype=np.uint32)}),
+    ("y must have shape (batch, M, N)", {"y": jax.ShapeDtypeStruct((1, 2, 7), np.float32)}),
+    ("Wq must be uint32 or uint8", {"packed": array(1, 6, 8, dtype=np.int32)}),
+    ("the rows of Wq do not hold K codes", {"x": array(1, 2, 65)}),
+    ("the rows of Wq do not hold K codes", {"bits": np.int64(5)}),
+    (
+        "scale has the wrong shape or dtype",
+        {"packed": array(2, 6, 8, dtype=np.uint32), "scale": array(3, 6, 4)},
+    ),
+    ("both zero and offset given", {"zero": array(1, 6, 4), "offset": array(1, 6, 4)}),
+    ("scale has the wrong shape or dtype", {"scale": array(1, 5, 4)}),
+    ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),
+    ("scale has the wrong shape or dtype", {"scale": array(0)}),
+    ("scale has the wrong shape or dtype", {"scale": array(1, 6, 4, dtype=np.int32)}),
+    ("scale has the wrong shape or dtype", {"group": np.int64(0)}),
+    ("scale has the wrong shape or dtype", {"group": np.int64(-5)}),
+    ("zero or offset has the wrong shape or dtype", {"zero": array(1, 6, 5)}),
+    ("zero or offset has the wrong shape or dtype", {"offset": array(1, 1, 6, 4)}),
+    ("bias has the wrong shape or dtype", {"bias": array(1, 5)}),
+    ("bias has the wrong shape or dtype", {"bias": array(6)}),
+    ("index must hold one int32 for each slice of x", {"index": array(2, dtype=np.int32)}),
+    ("index must hold one int32 for each slice of x", {"index": array(1)}),
+    ("a batch of x needs an index", {"x": array(2, 2, 64), "y": jax.ShapeDtypeStruct((2, 2, 6), np.float32)}),
+)
+
+
+def call(**operands):
+    """The custom call as a program from elsewhere might make it."""
+    y, bits, group = (operands.pop(name) for name in ("y", "bits", "group"))
+    f = jax.jit(lambda *args: jax.ffi.ffi_call(ffi.TARGET, y)(*args, bits=bits, group=group))
+    return jax.block_until_ready(f(*operands.values()))
+
+
+compiled = pytest.mark.parametrize(
+    "backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
+)
+
+
+@compiled
+def test_hand_made_call(backend):
+    np.testing.assert_array_equal(call(**GOOD), np.full((1, 2, 6), -8 * 64))
+
+
+@compiled
+@pytest.mark.parametrize(("text", "change"), BAD, ids=[f"{','.join(c)}-{t[:30]}" for t, c in BAD])
+def test_bad_hand_made_call(backend, text, change):
+    """An exception, and the process lives on."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"jaxgemv: {text}")):
+        call(**GOOD | change)
+    np.testing.assert_array_equal(call(**GOOD), np.full((1, 2, 6), -8 * 64))

@@ -1,0 +1,184 @@
+"""Derivatives against those of a plain jax.numpy expression, on values whose sums are exact."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, make
+
+from jaxgemv import QuantizedTensor, gemv, unpack
+
+CASE = Case(3, 10, 48, 16, "zero", bias=True)
+
+
+def plain(x, codes, scale, zero=None, offset=None, codebook=None, bias=0):
+    """The product as one would write it for float codes."""
+
+    def wide(a):
+        return jnp.repeat(a, codes.shape[-1] // a.shape[-1], -1)
+
+    if codebook is not None:
+        weight = codebook[codes.astype(jnp.int32)] * wide(scale)
+    elif offset is not None:
+        weight = codes * wide(scale) + wide(offset)
+    else:
+        weight = (codes - (8 if zero is None else wide(zero))) * wide(scale)
+    return jnp.dot(x, weight.T, precision="highest") + bias
+
+
+@pytest.fixture(params=["mid", "zero", "offset", "codebook"])
+def both(request, backend, rng):
+    """The same function of (x, floats) twice, ours and the plain one, and a point."""
+    p = make(rng, 4, "float32", CASE._replace(form=request.param), exact=True)
+    codes = np.asarray(unpack(p.packed, 4, 48), np.float32)
+    floats = {"scale": p.scale, "zero": p.zero, "offset": p.offset}
+    floats = {name: jnp.asarray(a) for name, a in floats.items() if a is not None} | {
+        "bias": jnp.asarray(p.bias)
+    }
+    if request.param == "codebook":
+        floats["codebook"] = jnp.arange(16, dtype=jnp.float32) - 6
+        backend = None  # no backend has a kernel; they fall back
+
+    def ours(x, floats):
+        arrays = dict(floats)
+        bias = arrays.pop("bias")
+        return gemv(x, QuantizedTensor(packed=p.packed, bits=4, **arrays), bias=bias, implementation=backend)
+
+    return ours, lambda x, floats: plain(x, codes, **floats), jnp.asarray(p.x), floats
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_grad(both):
+    """With respect to x and to every float array of the weight, in one."""
+    ours, other, x, floats = both
+    weights = jnp.arange(30.0).reshape(3, 10) - 15
+
+    def loss(f):
+        return lambda x, floats: jnp.sum(f(x, floats) * weights)
+
+    same(jax.grad(loss(ours), (0, 1))(x, floats), jax.grad(loss(other), (0, 1))(x, floats))
+    same(jax.jit(jax.grad(loss(ours)))(x, floats), jax.grad(loss(other))(x, floats))
+
+
+def test_jvp_and_linearize(both):
+    ours, other, x, floats = both
+    tangents = (jnp.ones_like(x), jax.tree.map(jnp.ones_like, floats))
+    same(jax.jvp(ours, (x, floats), tangents), jax.jvp(other, (x, floats), tangents))
+    y, linear = jax.linearize(ours, x, floats)
+    same((y, linear(*tangents)), jax.jvp(other, (x, floats), tangents))
+
+
+def test_vjp(both):
+    ours, other, x, floats = both
+    y, pull = jax.vjp(ours, x, floats)
+    expected, other_pull = jax.vjp(other, x, floats)
+    same((y, pull(y)), (expected, other_pull(y)))
+
+
+def test_hessian(both):
+    """Of a loss that is quadratic in x, forward over reverse and reverse over forward."""
+    ours, other, x, floats = both
+
+    def loss(f):
+        return lambda v: jnp.sum(f(x.at[0, :4].set(v), floats)[0] ** 2)
+
+    expected = jax.hessian(loss(other))(x[0, :4])
+    same(jax.hessian(loss(ours))(x[0, :4]), expected)
+    same(jax.jacrev(jax.jacfwd(loss(ours)))(x[0, :4]), expected)
+
+
+def test_jit_of_vmap_of_grad(both):
+    """Per-row gradients, and the gradient of a vmapped product."""
+    ours, other, x, floats = both
+
+    def loss(f):
+        return lambda row: jnp.sum(f(row, floats) ** 2)
+
+    expected = jax.vmap(jax.grad(loss(other)))(x)
+    same(jax.jit(jax.vmap(jax.grad(loss(ours))))(x), expected)
+    same(jax.grad(lambda x: jnp.sum(jax.vmap(loss(ours))(x)))(x), expected)
+
+
+def test_checkpoint(both):
+    ours, other, x, floats = both
+    remat = jax.checkpoint(ours)
+    same(jax.grad(lambda x: jnp.sum(remat(x, floats)))(x), jax.grad(lambda x: jnp.sum(other(x, floats)))(x))
+
+
+def test_linear_transpose(backend, rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    transposed = jax.linear_transpose(lambda x: gemv(x, p.tensor, implementation=backend), p.x)
+    ct = rng.integers(-3, 4, (3, 10)).astype(np.float32)
+    np.testing.assert_array_equal(transposed(ct)[0], ct @ p.weight())
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_width(bits, rng):
+    p = make(rng, bits, "float32", CASE, exact=True)
+    grad = jax.grad(lambda x: gemv(x, p.tensor).sum())(p.x)
+    np.testing.assert_array_equal(grad, np.broadcast_to(p.weight().sum(0), (3, 48)))
+
+
+@pytest.mark.parametrize("x", ["float16", "bfloat16"])
+def test_dtypes(backend, x, rng):
+    """A cotangent has the dtype of what it belongs to."""
+    p = make(rng, 4, x, CASE, exact=True, scale_dtype="float32")
+
+    def f(x, scale, bias):
+        w = QuantizedTensor(packed=p.packed, scale=scale, zero=p.zero, bits=4)
+        return gemv(x, w, bias=bias, out_dtype="float32", implementation=backend).sum()
+
+    grads = jax.grad(f, (0, 1, 2))(*map(jnp.asarray, (p.x, p.scale, p.bias)))
+    assert [g.dtype for g in grads] == [p.x.dtype, jnp.float32, p.bias.dtype]
+    np.testing.assert_array_equal(grads[0], np.broadcast_to(p.weight().sum(0), (3, 48)).astype(p.x.dtype))
+    np.testing.assert_array_equal(grads[2], np.full(10, 3))
+
+
+def test_codes_have_no_gradient(backend, rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    grads = jax.grad(lambda w: gemv(p.x, w, implementation=backend).sum(), allow_int=True)(p.tensor)
+    assert grads.packed.dtype == jax.dtypes.float0
+    assert grads.scale.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("zero", [np.int32, np.int8])
+def test_integer_zero_has_no_gradient(zero, rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+
+    def f(scale, z):
+        return gemv(p.x, QuantizedTensor(packed=p.packed, scale=scale, zero=z, bits=4)).sum()
+
+    scale, z = jax.grad(f, (0, 1), allow_int=True)(p.scale, p.zero.astype(zero))
+    assert z.dtype == jax.dtypes.float0
+    np.testing.assert_array_equal(scale, jax.grad(f)(p.scale, p.zero))
+
+
+def test_stack(backend, rng):
+    """Through index and through vmap over weights: the gradients of the layers that were used."""
+    problems = [make(rng, 4, "float32", CASE, exact=True) for _ in range(3)]
+    w = jax.tree.map(lambda *a: jnp.stack(a), *(p.tensor for p in problems))
+    x = problems[0].x
+
+    def indexed(x, scale, i):
+        stack = QuantizedTensor(packed=w.packed, scale=scale, zero=w.zero, bits=4)
+        return gemv(x, stack, index=i, implementation=backend).sum()
+
+    dx, dscale = jax.grad(indexed, (0, 1))(x, w.scale, 1)
+    np.testing.assert_array_equal(dx, np.broadcast_to(problems[1].weight().sum(0), dx.shape))
+    assert (np.asarray(dscale) != 0).any(axis=(1, 2)).tolist() == [False, True, False]
+
+    dx = jax.grad(lambda x: jax.vmap(lambda w: gemv(x, w, implementation=backend))(w).sum())(x)
+    expected = sum(p.weight().sum(0) for p in problems)
+    np.testing.assert_array_equal(dx, np.broadcast_to(expected, dx.shape))
+
+
+def test_dense(rng):
+    x, w = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((3, 20), (6, 20)))
+    same(
+        jax.grad(lambda x, w: gemv(x, w).sum(), (0, 1))(x, w),
+        jax.grad(lambda x, w: (x @ w.T).sum(), (0, 1))(x, w),
+    )

@@ -1,0 +1,121 @@
+"""index: one layer of a stack, or one expert per row, without a slice of the stack."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, make
+
+from jaxgemv import QuantizedTensor, gemv
+
+STACK = 4
+CASE = Case(3, 9, 56, 8, "zero", bias=True)
+
+
+@pytest.fixture(params=[3, 4])
+def layers(request, rng):
+    """Problems of one shape, and their weights and biases stacked."""
+    problems = [make(rng, request.param, "float32", CASE, exact=True) for _ in range(STACK)]
+    w = jax.tree.map(lambda *a: jnp.stack(a), *(p.tensor for p in problems))
+    return problems, w, jnp.stack([p.bias for p in problems])
+
+
+def product(p, x):
+    return np.asarray(x, np.float64) @ p.weight().T
+
+
+def test_layer(backend, layers):
+    problems, w, biases = layers
+    x = problems[0].x
+    f = jax.jit(lambda x, w, i, b: gemv(x, w, index=i, bias=b, implementation=backend))
+    for i, p in enumerate(problems):
+        np.testing.assert_array_equal(f(x, w, i, biases), product(p, x) + p.bias)
+        # One bias may serve all layers.
+        np.testing.assert_array_equal(f(x, w, i, biases[0]), product(p, x) + problems[0].bias)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8])
+def test_experts(backend, layers, dtype):
+    problems, w, biases = layers
+    index = np.array([2, 0, 2], dtype)
+    x = problems[1].x
+    y = gemv(x, w, index=index, bias=biases, implementation=backend)
+    expected = [product(problems[i], row) + problems[i].bias for i, row in zip(index, x)]
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_experts_of_several_rows_each(backend, layers, rng):
+    """index (2, 2) for x (2, 2, rows, K)"""
+    problems, w, _ = layers
+    x = rng.integers(-2, 3, (2, 2, 3, 56)).astype(np.float32)
+    index = np.array([[3, 1], [1, 0]], np.int32)
+    y = gemv(x, w, index=index, implementation=backend)
+    for at in np.ndindex(2, 2):
+        np.testing.assert_array_equal(y[at], product(problems[index[at]], x[at]))
+
+
+@pytest.mark.parametrize("bad", [-1, STACK, 2**31 - 1, -(2**31)])
+def test_out_of_range_gives_nan(backend, layers, bad):
+    """And reads nothing, and leaves the other rows alone."""
+    problems, w, _ = layers
+    x = problems[0].x
+    y = np.asarray(gemv(x, w, index=np.array([1, bad, 0], np.int32), implementation=backend))
+    assert np.isnan(y[1]).all()
+    np.testing.assert_array_equal(y[0], product(problems[1], x[0]))
+    np.testing.assert_array_equal(y[2], product(problems[0], x[2]))
+    assert np.isnan(gemv(x, w, index=bad, implementation=backend)).all()
+
+
+def test_parameters_of_the_whole_layer(backend, rng):
+    """scale (S,) and zero (S, N): nothing broadcasts over the stack by accident."""
+    problems = [make(rng, 4, "float32", Case(2, STACK, 24, "tensor"), exact=True) for _ in range(STACK)]
+    scale = 2.0 ** np.arange(STACK, dtype=np.float32)
+    zero = rng.integers(0, 16, (STACK, STACK)).astype(np.float32)
+    w = QuantizedTensor(packed=np.stack([p.packed for p in problems]), scale=scale, zero=zero, bits=4)
+    x = problems[0].x
+    for i, p in enumerate(problems):
+        codes = p.weight() / p.scale + 8
+        expected = x @ ((codes - zero[i][:, None]) * scale[i]).T
+        np.testing.assert_array_equal(gemv(x, w, index=i, implementation=backend), expected)
+
+
+def test_bytes_and_one_entry(backend, rng):
+    p = make(rng, 5, "float32", CASE._replace(bytes=True), exact=True)
+    w = jax.tree.map(lambda a: a[None], p.tensor)
+    np.testing.assert_array_equal(gemv(p.x, w, index=0, bias=p.bias, implementation=backend), p.answer())
+
+
+def test_no_rows(backend, layers):
+    _, w, _ = layers
+    y = gemv(jnp.zeros((0, 56)), w, index=jnp.zeros(0, jnp.int32), implementation=backend)
+    assert y.shape == (0, 9)
+
+
+def test_dense(rng):
+    w = rng.integers(-3, 4, (STACK, 5, 8)).astype(np.float32)
+    bias = rng.integers(-3, 4, (STACK, 5)).astype(np.float32)
+    x = rng.integers(-3, 4, (2, 8)).astype(np.float32)
+    np.testing.assert_array_equal(gemv(x, w, index=2, bias=bias), x @ w[2].T + bias[2])
+    y = gemv(x, w, index=np.array([3, STACK], np.int32), bias=bias)
+    np.testing.assert_array_equal(y[0], x[0] @ w[3].T + bias[3])
+    assert np.isnan(y[1]).all()
+
+
+def test_codebook(rng):
+    p = make(rng, 2, "float32", Case(3, 4, 48, 16), exact=True)
+    w = QuantizedTensor(packed=p.packed, scale=p.scale, codebook=np.float32([-1, 0, 2, 5]), bits=2)
+    arrays = {"packed": jnp.stack([p.packed] * 2), "scale": jnp.stack([p.scale, 2 * p.scale])}
+    stack = QuantizedTensor(**arrays, codebook=w.codebook, bits=2)
+    expected = gemv(p.x, w)
+    np.testing.assert_array_equal(gemv(p.x, stack, index=1), 2 * expected)
+    y = gemv(p.x, stack, index=np.array([1, 0, 1], np.int32))
+    np.testing.assert_array_equal(y, expected * np.array([[2], [1], [2]]))
+
+
+def test_int8_x_out_of_range(rng):
+    """int32 has no NaN; the smallest integer marks the rows."""
+    p = make(rng, 4, "float32", Case(2, 4, 48), exact=True)
+    w = QuantizedTensor(packed=p.packed[None], scale=None, bits=4)
+    y = gemv(p.x.astype(np.int8), w, index=np.array([0, 1], np.int32))
+    np.testing.assert_array_equal(y[0], p.x[0] @ (p.weight() / p.scale[:, None]).T)
+    assert (np.asarray(y[1]) == np.iinfo(np.int32).min).all()

@@ -1,0 +1,143 @@
+"""The lowered program, for any platform on any machine: one call where there should be one."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxgemv import QuantizedTensor, gemv
+from jaxgemv._ffi import TARGET, backends
+from jaxgemv._primitive import MAX_ROWS
+
+built = pytest.mark.skipif(backends["cuda"].missing is not None, reason="jaxgemv._cuda is not built")
+with_kernels = pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=built)])
+
+N, K, LAYERS = 48, 256, 5
+
+
+def spec(*shape, dtype="bfloat16"):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def weight(*stack):
+    return QuantizedTensor(
+        packed=spec(*stack, N, K // 8, dtype="uint32"),
+        scale=spec(*stack, N, 4),
+        zero=spec(*stack, N, 4),
+        bits=4,
+    )
+
+
+def lowered(platform, f, *args) -> str:
+    return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def calls(text: str) -> list[str]:
+    """The lines that call our kernels."""
+    return [line for line in text.splitlines() if f"@{TARGET}(" in line]
+
+
+@with_kernels
+@pytest.mark.parametrize("rows", [(), (1,), (7,), (2, 3), (MAX_ROWS,)])
+def test_one_call(platform, rows):
+    """And no dequantised matrix, of whatever dtype, beside it."""
+    text = lowered(platform, gemv, spec(*rows, K), weight())
+    assert len(calls(text)) == 1
+    assert not re.search(rf"tensor<(\d+x)*{N}x{K}x", text)
+
+
+@with_kernels
+def test_many_rows_leave_the_kernel(platform, monkeypatch):
+    """Unless it is asked for."""
+    monkeypatch.setattr("jaxgemv._ops._has_gpu", lambda: True)
+    x = spec(MAX_ROWS + 1, K)
+    assert not calls(lowered(platform, gemv, x, weight()))
+    assert len(calls(lowered(platform, lambda x, w: gemv(x, w, implementation=platform), x, weight()))) == 1
+
+
+@with_kernels
+def test_vmap_over_x(platform):
+    """More rows of one call: the weights are read once, and are no batch."""
+    text = lowered(platform, lambda x, w: jax.vmap(lambda x: gemv(x, w))(x), spec(3, 2, K), weight())
+    (call,) = calls(text)
+    assert f"tensor<1x6x{K}xbf16>" in call
+    assert f"tensor<1x{N}x{K // 8}xui32>" in call
+
+
+@with_kernels
+def test_vmap_over_weights(platform):
+    """One indexed call over the stack as it lies there."""
+    for x, axes in ((spec(2, K), (None, 0)), (spec(LAYERS, 2, K), (0, 0))):
+        text = lowered(platform, jax.vmap(gemv, axes), x, weight(LAYERS))
+        (call,) = calls(text)
+        assert f"tensor<{LAYERS}x{N}x{K // 8}xui32>" in call
+
+
+@with_kernels
+def test_index_takes_no_slice(platform):
+    """Neither of a layer in a loop nor of an expert per row."""
+
+    def layers(x, w):
+        return jax.lax.fori_loop(0, LAYERS, lambda i, x: gemv(x, w, index=i)[:, :1] + x, x)
+
+    for f, x in ((layers, spec(2, K)), (lambda x, w: gemv(x, w, index=jnp.arange(3)), spec(3, K))):
+        text = lowered(platform, f, x, weight(LAYERS))
+        (call,) = calls(text)
+        assert f"tensor<{LAYERS}x{N}x{K // 8}xui32>" in call
+        taken = [line for line in text.splitlines() if re.search(r"slice|gather", line) and "ui32" in line]
+        assert not taken
+
+
+@with_kernels
+def test_scan_over_layers(platform):
+    def layers(x, w):
+        return jax.lax.scan(lambda x, w: (gemv(x, w)[:, :1] + x, None), x, w)[0]
+
+    assert len(calls(lowered(platform, layers, spec(2, K), weight(LAYERS)))) == 1
+
+
+@with_kernels
+def test_jvp_is_two_calls(platform):
+    """The tangent of x goes through the same kernel."""
+    text = lowered(
+        platform, lambda x, t, w: jax.jvp(lambda x: gemv(x, w), (x,), (t,)), spec(2, K), spec(2, K), weight()
+    )
+    assert len(calls(text)) == 2
+
+
+@with_kernels
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
+def test_what_has_a_kernel(platform, bits, x):
+    """The table of kernels says what is lowered to a call, and covers all of it."""
+    w = QuantizedTensor(packed=spec(N, K * bits // 32, dtype="uint32"), scale=spec(N), bits=bits)
+    assert backends[platform].supports(bits, x)
+    assert len(calls(lowered(platform, gemv, spec(K, dtype=x), w))) == 1
+
+
+@with_kernels
+def test_what_has_none(platform):
+    codebook = QuantizedTensor(
+        packed=spec(N, K // 8, dtype="uint32"), scale=spec(N), codebook=spec(16), bits=4
+    )
+    integer = QuantizedTensor(packed=spec(N, K // 8, dtype="uint32"), scale=None, bits=4)
+    assert not calls(lowered(platform, gemv, spec(K), codebook))
+    assert not calls(lowered(platform, gemv, spec(K, dtype="int8"), integer))
+    assert not calls(lowered(platform, lambda x, w: gemv(x, w, implementation="xla"), spec(K), weight()))
+
+
+@pytest.mark.parametrize("platform", ["tpu", "rocm"])
+def test_other_platforms(platform):
+    """The reference, in operations that every platform knows."""
+    text = lowered(platform, gemv, spec(2, K), weight())
+    assert "custom_call" not in text
+    assert "dot_general" in text
+
+
+def test_one_operation_in_the_jaxpr():
+    """Every public way is the same primitive, bound once."""
+    jaxpr = jax.make_jaxpr(gemv)(
+        jnp.zeros(K, jnp.bfloat16), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), weight())
+    )
+    assert [str(eqn.primitive) for eqn in jaxpr.eqns] == ["jaxgemv_gemv"]

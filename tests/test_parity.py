@@ -1,0 +1,158 @@
+"""Every kernel and the reference against float64, against jnp.dot, and bit for bit where nothing rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, Problem, make
+from tolerance import assert_close
+
+import jaxgemv
+from jaxgemv import gemv, reference
+
+# Each exercises another tail, another layout of the parameters, another form of the affine part.
+CASES = (
+    Case(1, 40, 512, 128, "zero"),
+    Case(3, 67, 200, 40, "offset", bias=True),
+    Case(8, 24, 96, "row", "mid", bytes=True),
+    Case(5, 33, 77, 16, "fraction"),
+    Case(2, 48, 256, 32, "integer", bias=True),
+)
+
+
+def run(p: Problem, kernel, **kwargs):
+    return gemv(p.x, p.tensor, bias=p.bias, implementation=kernel.backend, **kwargs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float64(kernel, case, rng):
+    p = make(rng, kernel.bits, kernel.x, case)
+    # float32 results, so that rounding to x's dtype does not hide a wrong code.
+    y = run(p, kernel, out_dtype=jnp.float32)
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, Case(1, 64, 4096, 128, "zero"), Case(16, 32, 2048, 64, "offset")], ids=str
+)
+def test_exact(kernel, case, rng):
+    """Every bit of every code counts: one wrong code anywhere changes an exact sum."""
+    p = make(rng, kernel.bits, kernel.x, case, exact=True)
+    np.testing.assert_array_equal(run(p, kernel, out_dtype=jnp.float32), p.answer())
+
+
+def test_jnp_dot(kernel, rng):
+    p = make(rng, kernel.bits, kernel.x, CASES[0])
+    weight = jaxgemv.dequantize(p.tensor, jnp.float32)
+    dot = jnp.dot(jnp.asarray(p.x, jnp.float32), weight.T, precision="highest")
+    y = run(p, kernel, out_dtype=jnp.float32)
+    assert_close(y, np.asarray(dot, np.float64), p.magnitude(), p.k, dtype=jnp.float32, factor=2)
+
+
+@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32", None])
+def test_out_dtype(backend, out, rng):
+    """Accumulates in float32 and rounds once."""
+    p = make(rng, 4, "bfloat16", CASES[1])
+    y = gemv(p.x, p.tensor, bias=p.bias, out_dtype=out, implementation=backend)
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.dtype(out or "bfloat16"))
+
+
+@pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("scale", ["float16", "bfloat16", "float32"])
+def test_scale_dtypes(backend, x, scale, rng):
+    """Models mix them: float32 scales with bfloat16 activations, float16 scales with float32 ones."""
+    p = make(rng, 4, x, CASES[0], scale_dtype=scale)
+    y = gemv(p.x, p.tensor, out_dtype=jnp.float32, implementation=backend)
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_gemv_int(bits, backend, rng):
+    """gemv_int1 .. gemv_int8 are gemv with the arrays given one by one."""
+    p = make(rng, bits, "float32", Case(2, 9, 50, 16, "zero", bias=True), exact=True)
+    function = getattr(jaxgemv, f"gemv_int{bits}")
+    y = function(p.x, p.packed, p.zero, p.scale, bias=p.bias, group_size=16, implementation=backend)
+    np.testing.assert_array_equal(y, p.answer())
+    assert function.__name__ == f"gemv_int{bits}"
+
+
+def test_reference_gemv(rng):
+    p = make(rng, 3, "float32", CASES[1], exact=True)
+    np.testing.assert_array_equal(reference.gemv(p.x, p.tensor, bias=p.bias), p.answer())
+
+
+def test_repeatable(backend, rng):
+    """Reductions have a fixed order: the same bits on every run."""
+    p = make(rng, 4, "bfloat16", Case(3, 257, 4096, 128, "zero"))
+    first, *others = (
+        np.asarray(gemv(p.x, p.tensor, out_dtype="float32", implementation=backend)) for _ in range(5)
+    )
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+def test_rows_agree(backend, rng):
+    """Each row of x gets its own answer, whichever rows share a call."""
+    p = make(rng, 4, "float32", Case(17, 40, 256, 64, "zero"), exact=True)
+    together = gemv(p.x, p.tensor, implementation=backend)
+    alone = [gemv(row, p.tensor, implementation=backend) for row in (p.x[0], p.x[16])]
+    np.testing.assert_array_equal(together[jnp.array([0, 16])], jnp.stack(alone))
+
+
+def test_nan_and_inf_stay_in_their_row(backend, rng):
+    p = make(rng, 4, "float32", Case(3, 16, 128, 64, "zero"), exact=True)
+    x = p.x.copy()
+    x[1, 5] = np.nan
+    y = np.asarray(gemv(x, p.tensor, implementation=backend))
+    assert np.isnan(y[1]).all()
+    np.testing.assert_array_equal(y[[0, 2]], p.answer()[[0, 2]])
+
+
+@pytest.mark.parametrize("scale", [None, "float32"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_int8_x(scale, implementation, rng):
+    """Integer activations: the exact int32 sum, or that times scale."""
+    p = make(rng, 4, "float32", Case(2, 7, 70, "row", "integer"), exact=True)
+    x = rng.integers(-128, 128, p.x.shape).astype(np.int8)
+    shift = x.astype(np.int64) @ (np.broadcast_to(p.zero[:, None], (7, 70))).T
+    codes = np.asarray(jaxgemv.unpack(p.packed, 4, 70)).astype(np.int64)
+    expected = x.astype(np.int64) @ codes.T - shift
+    y = jaxgemv.gemv_int4(x, p.packed, p.zero, scale and p.scale, implementation=implementation)
+    assert y.dtype == (jnp.float32 if scale else jnp.int32)
+    np.testing.assert_array_equal(y, expected * p.scale if scale else expected)
+
+
+@pytest.mark.parametrize("groups", [None, 4])
+def test_codebook(groups, rng):
+    codebook = np.array([-1, -0.5, 0.25, 1], np.float32)
+    p = make(rng, 2, "float32", Case(3, 6, 64, groups or "row"), exact=True)
+    w = jaxgemv.QuantizedTensor(packed=p.packed, scale=p.scale, codebook=codebook, bits=2)
+    codes = np.asarray(jaxgemv.unpack(p.packed, 2, 64))
+    weight = codebook[codes] * (np.repeat(p.scale, groups, 1) if groups else p.scale[:, None])
+    np.testing.assert_array_equal(w.dequantize(), weight)
+    np.testing.assert_array_equal(gemv(p.x, w), p.x @ weight.T)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dense(dtype, rng):
+    """A model half quantised calls one function for all its layers."""
+    x, w = (rng.integers(-4, 5, shape).astype(jnp.dtype(dtype)) for shape in ((3, 20), (6, 20)))
+    y = gemv(x, w)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y.astype(np.float32), x.astype(np.float32) @ w.astype(np.float32).T)
+
+
+def test_python_numbers(rng):
+    """zero and scale of the whole tensor may be plain numbers."""
+    p = make(rng, 4, "float32", Case(1, 5, 24, "tensor"), exact=True)
+    y = jaxgemv.gemv_int4(p.x, p.packed, 8, 0.5)
+    np.testing.assert_array_equal(y, p.x @ ((np.asarray(jaxgemv.unpack(p.packed, 4, 24)) - 8.0) * 0.5).T)
+
+
+def test_jax_arrays_and_ranks(backend, rng):
+    """x of any rank, leaves of any kind."""
+    p = make(rng, 4, "float32", Case(12, 10, 64, 32, "zero"), exact=True)
+    w = jax.tree.map(jnp.asarray, p.tensor)
+    for shape in ((12, 64), (2, 6, 64), (2, 1, 3, 2, 64)):
+        y = gemv(jnp.asarray(p.x).reshape(shape), w, implementation=backend)
+        np.testing.assert_array_equal(y, p.answer().reshape(*shape[:-1], 10))

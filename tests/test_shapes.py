@@ -1,0 +1,103 @@
+"""The shapes that break naive kernels, through every kernel and the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, make
+
+from jaxgemv import gemv
+
+CASES = (
+    Case(1, 1, 1, "tensor", "mid"),
+    Case(1, 1, 4099, 100, "zero"),  # one output
+    Case(4, 9, 1, "row", "offset", bias=True),  # one input
+    Case(2, 6, 7, "row", "fraction"),  # less than an octet
+    Case(1, 5, 8, 1, "zero"),  # a scale for each code
+    Case(3, 17, 33, 5, "offset", bytes=True),  # ragged groups across words
+    Case(7, 31, 130, 64, "mid", bias=True),
+    Case(9, 66, 264, 1000, "zero"),  # the group is longer than the row
+    Case(1, 130, 999, 27, "integer"),
+    Case(0, 8, 64, 32, "zero"),  # no rows at all
+)
+ROWS = (1, 2, 7, 16, 17, 64, 65)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_awkward(kernel, case, rng):
+    p = make(rng, kernel.bits, kernel.x, case, exact=True)
+    y = gemv(p.x, p.tensor, bias=p.bias, out_dtype="float32", implementation=kernel.backend)
+    np.testing.assert_array_equal(y, p.answer())
+
+
+@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize(("bits", "x"), [(4, "bfloat16"), (4, "float32"), (8, "float16"), (3, "float32")])
+def test_rows(backend, m, bits, x, rng):
+    p = make(rng, bits, x, Case(m, 50, 384, 128, "zero"), exact=True)
+    y = gemv(p.x, p.tensor, out_dtype="float32", implementation=backend)
+    np.testing.assert_array_equal(y, p.answer())
+
+
+@pytest.mark.parametrize("m", ROWS)
+def test_rows_of_the_default(m, rng):
+    """With implementation=None too, where many rows go to XLA's matmul."""
+    p = make(rng, 4, "float32", Case(m, 20, 256, 64, "offset"), exact=True)
+    np.testing.assert_array_equal(gemv(p.x, p.tensor), p.answer())
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 256, "row", "tensor"])
+@pytest.mark.parametrize(("m", "n"), [(1, 16), (1, 40), (8, 33), (17, 129), (65, 16)])
+@pytest.mark.parametrize("x", ["float16", "bfloat16"])
+def test_int4_in_whole_groups(backend, group, m, n, x, rng):
+    """What models have: K a multiple of 128, the usual groups, and N with and without a tail."""
+    if backend == "xla":
+        m = min(m, 8)
+    form = "zero" if n % 2 else "mid"
+    p = make(rng, 4, x, Case(m, n, 1280, group, form, bias=n == 40), exact=True)
+    y = gemv(p.x, p.tensor, bias=p.bias, out_dtype="float32", implementation=backend)
+    np.testing.assert_array_equal(y, p.answer())
+
+
+@pytest.mark.parametrize("groups", [(None, 4), (4, None), (0, 4), (4, 0)])
+def test_scale_and_zero_of_different_shapes(backend, groups, rng):
+    """scale per row with zero per group, and the like; 0 stands for shape (), None for (N,)."""
+    shapes = [{0: (), None: (6,)}.get(g, (6, g)) for g in groups]
+    p = make(rng, 4, "float32", Case(3, 6, 64, 16, "mid"), exact=True)
+    scale = 2.0 ** rng.integers(-1, 2, shapes[0])
+    zero = rng.integers(0, 16, shapes[1])
+    w = jnp.asarray(p.packed)
+    y = gemv(
+        p.x, p.tensor.__class__(packed=w, scale=jnp.float32(scale), zero=zero, bits=4), implementation=backend
+    )
+    codes = p.weight() / np.repeat(p.scale, 16, 1) + 8
+    wide = [np.repeat(a, 16, 1) if a.ndim == 2 else a.reshape(-1, 1) for a in map(np.asarray, (scale, zero))]
+    np.testing.assert_array_equal(y, p.x @ ((codes - wide[1]) * wide[0]).T)
+
+
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
+@pytest.mark.parametrize("start", [1, 3])
+def test_views_at_odd_offsets(backend, x, start, rng):
+    """XLA passes slices without a copy where it can: x and Wq may start anywhere."""
+    p = make(rng, 4, x, Case(5, 12, 128, 32, "zero"), exact=True)
+    spare_x = jnp.concatenate([jnp.zeros(start, x), p.x.reshape(-1)])
+    spare_w = jnp.concatenate([jnp.zeros(start, jnp.uint8), p.packed.view(np.uint8).reshape(-1)])
+
+    @jax.jit
+    def f(spare_x, spare_w, scale, zero):
+        packed = spare_w[start:].reshape(12, -1)
+        w = p.tensor.__class__(packed=packed, scale=scale, zero=zero, bits=4)
+        return gemv(spare_x[start:].reshape(5, 128), w, out_dtype="float32", implementation=backend)
+
+    np.testing.assert_array_equal(f(spare_x, spare_w, p.scale, p.zero), p.answer())
+
+
+@pytest.mark.parametrize("start", [1, 2, 5])
+def test_rows_of_a_larger_matrix(backend, start, rng):
+    """A row slice of every array, and of x, as pipelines make them."""
+    p = make(rng, 3, "float32", Case(8, 21, 72, 24, "offset"), exact=True)
+
+    @jax.jit
+    def f(x, w):
+        return gemv(x[start:], jax.tree.map(lambda a: a[start:], w), implementation=backend)
+
+    np.testing.assert_array_equal(f(p.x, p.tensor), p.answer()[start:, start:])

@@ -1,0 +1,43 @@
+"""The one tolerance of the tests, elementwise, derived from dtype and K.
+
+A kernel may compute `sum_k x (q - zero) scale`, or `scale * sum_k x q + offset * sum_k x` a group at a time, in any
+order, with products and sums rounded to float32 (unit roundoff u = 2^-24). Whichever it does, each rounding is at
+most u times
+
+    magnitude = sum_k |x_k| (|q_k| |scale| + |zero scale| or |offset|) + |bias|
+
+and no value passes through more than n = K + 8 roundings: K additions, and 8 for shift, products, group and bias.
+In the worst case they add up to n u. For long sums that bound would hide a wrong code, so we take the bound of
+Higham and Mary, "A new approach to probabilistic rounding error analysis" (2019): lambda sqrt(n) u, which holds with
+probability 1 - 2 exp(-lambda^2 / 2). At lambda = 6 one element in 3e7 may miss it, and the data is seeded.
+The result is then rounded once to its own dtype.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+_LAMBDA = 6
+_U = 2.0**-24
+
+
+def tolerance(exact: np.ndarray, magnitude: np.ndarray, k: int, dtype) -> np.ndarray:
+    """How far a result of `dtype` may lie from the float64 result `exact`."""
+    n = k + 8
+    error = min(n, _LAMBDA * np.sqrt(n)) * _U * magnitude
+    out = jnp.finfo(dtype)
+    return error + (np.abs(exact) + error) * float(out.eps) / 2 + float(out.smallest_subnormal)
+
+
+def assert_close(y, exact: np.ndarray, magnitude: np.ndarray, k: int, *, dtype, factor: int = 1) -> None:
+    """`factor` 2 is for two results that may each err."""
+    assert y.dtype == dtype
+    assert y.shape == exact.shape
+    error = np.abs(np.asarray(y, np.float64) - exact)
+    allowed = factor * tolerance(exact, magnitude, k, dtype)
+    bad = ~(error <= allowed)  # also where error is NaN
+    if bad.any():
+        at = np.unravel_index(np.argmax(np.where(bad, error / allowed, 0)), error.shape)
+        raise AssertionError(
+            f"{bad.sum()} of {bad.size} elements are off; at {tuple(map(int, at))} got {y[at]}, expected {exact[at]}"
+            f" +- {allowed[at]}"
+        )
