@@ -1,7 +1,7 @@
 // From XLA's FFI buffers to a Problem and its Operands, or an ffi::Error. Both handlers use it.
 //
-// Python has checked shapes and dtypes already, with better messages; what is checked here is enough
-// that a hand-made call cannot read foreign memory.
+// Python has checked shapes and dtypes already, with better messages; what is checked here is
+// enough that a hand-made call cannot read foreign memory.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct Call {
                                  ffi::AnyBuffer index, ffi::AnyBuffer y, int64_t bits,
                                  int64_t group);
 
-  // XLA may hand over one slice of memory as x and as y of an in-place update. A kernel that reads x
-  // while it writes y would race.
+  // XLA may hand over one slice of memory as x and as y of an in-place update. A kernel that reads
+  // x while it writes y would race.
   bool x_overlaps_y() const;
 };
 
@@ -124,8 +124,8 @@ inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ff
   if ((has_zero && !detail::to_param(zero, p, 3, &o.shift)) ||
       (has_offset && !detail::to_param(offset, p, 3, &o.shift)))
     return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
-  if (bias.element_count() > 0 && (bias.dimensions().size() != 2 ||
-                                   !detail::to_param(bias, p, 2, &o.bias)))
+  if (bias.element_count() > 0 &&
+      (bias.dimensions().size() != 2 || !detail::to_param(bias, p, 2, &o.bias)))
     return ffi::Unexpected(invalid("bias has the wrong shape or dtype"));
   if (index.element_count() > 0) {
     if (index.element_type() != ffi::DataType::S32 ||
@@ -144,7 +144,8 @@ inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ff
 
 inline bool Call::x_overlaps_y() const {
   const Problem& p = problem;
-  const auto x = reinterpret_cast<uintptr_t>(operands.x), y = reinterpret_cast<uintptr_t>(operands.y);
+  const auto x = reinterpret_cast<uintptr_t>(operands.x),
+             y = reinterpret_cast<uintptr_t>(operands.y);
   return x < y + p.batch * p.M * p.N * size_of(p.y) && y < x + p.batch * p.M * p.K * size_of(p.x);
 }
 

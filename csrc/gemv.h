@@ -53,14 +53,14 @@ struct Problem {
 };
 
 struct Operands {
-  const void* x = nullptr;               // (batch, M, K)
-  const uint8_t* packed = nullptr;       // (stack or 1, N, row_bytes)
-  Index packed_stack_stride = 0;         // in bytes; 0 when one matrix serves every index
-  Param scale;                           // (N, G)
-  Param shift;                           // (N, G) zero or offset, as Problem::affine says
-  Param bias;                            // (N,), data is null without one
-  const int32_t* index = nullptr;        // (batch,) or null
-  void* y = nullptr;                     // (batch, M, N)
+  const void* x = nullptr;          // (batch, M, K)
+  const uint8_t* packed = nullptr;  // (stack or 1, N, row_bytes)
+  Index packed_stack_stride = 0;    // in bytes; 0 when one matrix serves every index
+  Param scale;                      // (N, G)
+  Param shift;                      // (N, G) zero or offset, as Problem::affine says
+  Param bias;                       // (N,), data is null without one
+  const int32_t* index = nullptr;   // (batch,) or null
+  void* y = nullptr;                // (batch, M, N)
 
   // The operands of a call whose batch starts at slice b.
   Operands from_slice(const Problem& problem, Index b) const {
@@ -84,8 +84,8 @@ struct KernelInfo {
 //   static constexpr KernelInfo kInfo;
 //   static bool accepts(const Problem&, const Operands&);   // shape, alignment, processor
 //   static <status> run(...);
-// and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with` with
-// the first that matches bits and dtype and accepts the problem; false when there is none.
+// and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with`
+// with the first that matches bits and dtype and accepts the problem; false when there is none.
 template <typename Table, typename RunWith>
 bool select(const Problem& problem, const Operands& operands, RunWith&& run_with) {
   auto try_one = [&]<typename Kernel>(Kernel) {

@@ -26,6 +26,10 @@ from rich.table import Table
 
 from jaxgemv import gemv, quantize
 
+PROMPT = '''class Queue:
+    """A first-in, first-out queue."""
+
+    def __init__(self'''
 CHECKPOINT = pathlib.Path(__file__).with_name("stdlib-4m.safetensors")
 KINDS = {"bf16": None, "int8": 8, "int4": 4}  # bits; groups of 128 weights share a scale
 STRIDE = 256  # of each held-out window, the bytes that are scored
@@ -162,10 +166,12 @@ def progress_bars():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--prompt", default="def quicksort(items):\n")
+    parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--weights", choices=KINDS, default="int4", help="what writes the text")
     parser.add_argument("--tokens", type=int, default=200, help="bytes to write")
-    parser.add_argument("--size", choices=[*SIZES, "none"], default="0.5b", help="shape of the last part")
+    parser.add_argument(
+        "--size", choices=[*SIZES, "none"], default="0.5b", help="shape of the last part; 8b: 16 GB in bf16"
+    )
     parser.add_argument("--temperature", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

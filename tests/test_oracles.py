@@ -116,6 +116,7 @@ def minilm():
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 32), (3, 64), (8, None), (2, 16)])
 @pytest.mark.parametrize("layer", ["attention.self.query", "intermediate.dense", "output.dense"])
+@pytest.mark.parametrize("backend", ["cpu", "xla"], indirect=True)
 def test_real_weights(minilm, layer, bits, group, backend):
     """Kernels on them, and what quantising costs: half a step for each weight, so a bound on each output."""
     weight = minilm[f"encoder.layer.3.{layer}.weight"]

@@ -1,13 +1,15 @@
 // Packed words to mma fragments, without a conversion instruction.
 //
-// A lane's word holds codes of consecutive k, and an mma wants pairs. Masking a word gives pairs whose
-// k are half a word apart; which k sits in which slot does not matter as long as x is permuted alike
+// A lane's word holds codes of consecutive k, and an mma wants pairs. Masking a word gives pairs
+// whose k are half a word apart; which k sits in which slot does not matter as long as x is
+// permuted alike
 // (`load_columns`), so no shuffle is needed and the weights stay in their natural order in memory.
 //
 //   fp16: the masked bits, read as half2, are fp16 subnormals: q * 2^-24 (or 2^-20 four bits up),
-//         exact, and the tensor core multiplies subnormals at full precision and speed. The power of
-//         two goes into `kFirst` and `kSecond`.
-//   bf16: has too few bits for that. 0x4300 | q is 128 + q for a 4-bit q; subtracting 128 + centre is
+//         exact, and the tensor core multiplies subnormals at full precision and speed. The power
+//         of two goes into `kFirst` and `kSecond`.
+//   bf16: has too few bits for that. 0x4300 | q is 128 + q for a 4-bit q; subtracting 128 + centre
+//   is
 //         exact. An 8-bit code is two 4-bit digits with a factor of 16.
 #pragma once
 
@@ -71,11 +73,12 @@ struct Dequant<8, __nv_bfloat16> {
   }
 };
 
-// The B registers that meet one packed word, from the word's x in natural order: 16 bytes of fp16 or
-// bf16 for eight 4-bit codes, 8 for four 8-bit codes.
+// The B registers that meet one packed word, from the word's x in natural order: 16 bytes of fp16
+// or bf16 for eight 4-bit codes, 8 for four 8-bit codes.
 template <int kBits>
 __device__ __forceinline__ void load_columns(const void* x, bool inside, uint32_t (&b)[2][2]) {
-  constexpr uint32_t kLow = 0x5410, kHigh = 0x7632;  // the low halves of two registers, the high ones
+  constexpr uint32_t kLow = 0x5410,
+                     kHigh = 0x7632;  // the low halves of two registers, the high ones
   if constexpr (kBits == 4) {
     const uint4 v = inside ? load16(x) : uint4{};
     b[0][0] = __byte_perm(v.x, v.z, kLow), b[0][1] = __byte_perm(v.y, v.w, kLow);

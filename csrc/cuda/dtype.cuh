@@ -21,7 +21,8 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162f
 
 // The element whose bits are the low ones of `bits`.
 __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
-  if (dtype == Dtype::kF16) return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  if (dtype == Dtype::kF16)
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
   return __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
 }
 
@@ -49,7 +50,8 @@ __device__ __forceinline__ float load(const Param& p, Index s, Index n, Index g)
 }
 
 // The matrix that slice b meets; -1 when its index is out of range.
-__device__ __forceinline__ int stack_entry(const Problem& problem, const Operands& operands, Index b) {
+__device__ __forceinline__ int stack_entry(const Problem& problem, const Operands& operands,
+                                           Index b) {
   if (operands.index == nullptr) return 0;
   const int s = operands.index[b];
   return s >= 0 && s < problem.stack ? s : -1;

@@ -26,8 +26,7 @@ ffi::Error gemv(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale, f
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER(kGemvHandler, gemv,
-                       bind_call().Ctx<ffi::PlatformStream<cudaStream_t>>(),
+XLA_FFI_DEFINE_HANDLER(kGemvHandler, gemv, bind_call().Ctx<ffi::PlatformStream<cudaStream_t>>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 void* gemv_handler() { return reinterpret_cast<void*>(kGemvHandler); }

@@ -21,8 +21,8 @@ using MmaRows = std::tuple<Mma<4, __half>, Mma<4, __nv_bfloat16>,  //
 using Table = decltype(std::tuple_cat(MmaRows{}, SimtRows<__half>{}, SimtRows<__nv_bfloat16>{},
                                       SimtRows<float>{}));
 
-constexpr auto kTable = std::apply(
-    [](auto... kernels) { return std::array{decltype(kernels)::kInfo...}; }, Table{});
+constexpr auto kTable =
+    std::apply([](auto... kernels) { return std::array{decltype(kernels)::kInfo...}; }, Table{});
 
 }  // namespace
 

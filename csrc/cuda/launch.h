@@ -10,8 +10,8 @@
 namespace jaxgemv::cuda {
 
 // Runs the first kernel of the table that accepts the problem. Asynchronous on `stream`; allocates
-// nothing, synchronises nothing, and launches the same kernels for the same shapes, so that it can be
-// captured into a graph. cudaErrorNotSupported when no kernel accepts.
+// nothing, synchronises nothing, and launches the same kernels for the same shapes, so that it can
+// be captured into a graph. cudaErrorNotSupported when no kernel accepts.
 cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_t stream);
 
 // The table, fastest kernels first.

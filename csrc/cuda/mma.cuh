@@ -1,10 +1,10 @@
-// The fast kernel: weights streamed from memory straight into registers, each warp a share of K for 16
-// output rows, tensor cores even for one row of x.
+// The fast kernel: weights streamed from memory straight into registers, each warp a share of K for
+// 16 output rows, tensor cores even for one row of x.
 //
-// A chunk is 16 rows x 64 bytes of weights. Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes of row g
-// and of row g + 8 at byte 16 t: the A operand of mma.m16n8k16, in a permutation of k (dequant.cuh) that
-// x, the B operand, follows. The affine part is two fp32 terms a group: y += f * dot(q, x) + c * sum(x),
-// where sum(x) comes from an mma with ones.
+// A chunk is 16 rows x 64 bytes of weights. Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes of
+// row g and of row g + 8 at byte 16 t: the A operand of mma.m16n8k16, in a permutation of k
+// (dequant.cuh) that x, the B operand, follows. The affine part is two fp32 terms a group:
+// y += f * dot(q, x) + c * sum(x), where sum(x) comes from an mma with ones.
 #pragma once
 
 #include <cmath>
@@ -23,15 +23,14 @@ constexpr int kMaxWarps = 8;     // that share K; how many, `choose_warps` says
 constexpr int kUnroll = 4;       // chunks in flight; 4 is built into Groups::kAdjacent
 constexpr int kMaxTilesM = 4;    // tiles of 8 rows of x in a CTA
 
-enum class Groups {
-  kAny,
-  kAdjacent,  // 16-bit scale and shift of one layout; kUnroll chunks take one aligned load; whole rounds
-  kOne,       // a group a row; whole rounds
-};
+// How scale and shift lie. kAdjacent: 16-bit, of one layout, and the groups of kUnroll chunks are
+// one aligned load. kOne: one group a row. Both: K is a multiple of kUnroll chunks, so no load is
+// bounded.
+enum class Groups { kAny, kAdjacent, kOne };
 
 // Each lane of a quad loads one of the four values of a group that all of them need: scale or shift
-// (t / 2), of row g or g + 8 (t % 2). `load` keeps the raw bits, so that waiting for them does not hold
-// up the loads of x behind it; `get` converts.
+// (t / 2), of row g or g + 8 (t % 2). `load` keeps the raw bits, so that waiting for them does not
+// hold up the loads of x behind it; `get` converts.
 template <Groups kGroups>
 struct GroupLoader {
   static constexpr bool kAlike = kGroups == Groups::kAdjacent;
@@ -40,12 +39,12 @@ struct GroupLoader {
   int chunks, chunks_per_group;
   uint32_t raw[kUnroll];
 
-  __device__ __forceinline__ GroupLoader(const Problem& problem, const Operands& operands, int t, int s,
-                                         int row, int chunk_k)
+  __device__ __forceinline__ GroupLoader(const Problem& problem, const Operands& operands, int t,
+                                         int s, int row, int chunk_k)
       : param(kAlike || t < 2 ? operands.scale : operands.shift),
         data(static_cast<const uint8_t*>(t < 2 ? operands.scale.data : operands.shift.data)),
         chunks((static_cast<int>(problem.K) + chunk_k - 1) / chunk_k),
-        chunks_per_group(static_cast<int>(problem.group) / chunk_k) {
+        chunks_per_group(max(static_cast<int>(problem.group) / chunk_k, 1)) {
     const int size = kAlike ? 2 : size_of(param.dtype);
     if (operands.index != nullptr) data += s * param.stack_stride * size;
     data += Index{row} * (static_cast<int>(param.n_stride) * size);
@@ -103,7 +102,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kTilesM == 1 ? 2 : 1)
   constexpr uint32_t kOnes = std::is_same_v<X, __half> ? 0x3c003c00u : 0x3f803f80u;
   __shared__ float partial[kMaxWarps][kTileM][kTileN + 1];
 
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, g = threadIdx.x / 4 % 8, t = threadIdx.x % 4;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, g = threadIdx.x / 4 % 8,
+            t = threadIdx.x % 4;
   const int N = static_cast<int>(problem.N), K = static_cast<int>(problem.K);
   const int M = static_cast<int>(problem.M);
   // Tiles of the same weights run next to each other, so that only one of them reads memory.
@@ -178,8 +178,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kTilesM == 1 ? 2 : 1)
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      partial[warp][8 * m + 2 * t + e % 2][g + 8 * (e / 2)] = y[m][e];
+    for (int e = 0; e < 4; ++e) partial[warp][8 * m + 2 * t + e % 2][g + 8 * (e / 2)] = y[m][e];
   __syncthreads();
   // The shares of K, added in a fixed order.
   for (int e = threadIdx.x; e < kTileM * kTileN; e += blockDim.x) {
@@ -187,13 +186,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kTilesM == 1 ? 2 : 1)
     if (m >= rows_m || n >= rows_n) continue;
     float sum = s < 0 ? NAN : operands.bias.data ? load(operands.bias, s, n0 + n, 0) : 0.f;
     for (int w = 0; w < warps; ++w) sum += partial[w][m][n];
-    store(operands.y, problem.y, (static_cast<int>(blockIdx.y * M) + m0 + m) * Index{N} + n0 + n, sum);
+    store(operands.y, problem.y, (static_cast<int>(blockIdx.y * M) + m0 + m) * Index{N} + n0 + n,
+          sum);
   }
 }
 
 // Warps of a CTA: 8 finish a tile sooner, 4 let more tiles run at once. Each wave of CTAs costs its
-// rounds and about one more for its start and end. (On an H200, int4 M = 1, this picks the better of the
-// two for each shape of `python -m bench`; other counts were slower: docs/kernel-notes.md.)
+// rounds and about one more for its start and end. (On an H200, int4 M = 1, this picks the better
+// of the two for each shape of `python -m bench`; other counts were slower: docs/kernel-notes.md.)
 inline int choose_warps(Index tiles, Index rounds, int resident_warps) {
   int device = 0, sms = 1;
   cudaGetDevice(&device);
@@ -254,7 +254,8 @@ struct Mma {
                        scale.n_stride == shift.n_stride && scale.stack_stride == shift.stack_stride;
     const bool adjacent = problem.group == kChunkK && size_of(scale.dtype) == 2 &&
                           (scale.n_stride | scale.stack_stride) % kUnroll == 0 &&
-                          is_aligned(scale.data, 2 * kUnroll) && is_aligned(shift.data, 2 * kUnroll);
+                          is_aligned(scale.data, 2 * kUnroll) &&
+                          is_aligned(shift.data, 2 * kUnroll);
     return alike && adjacent ? mma::Groups::kAdjacent : mma::Groups::kAny;
   }
 };

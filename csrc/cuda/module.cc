@@ -22,8 +22,10 @@ NB_MODULE(_cuda, m) {
       [] {
         nb::list rows;
         for (const jaxgemv::KernelInfo& kernel : jaxgemv::cuda::kernels())
-          rows.append(nb::make_tuple(kernel.name, kernel.bits, jaxgemv::name_of(kernel.x), kernel.rows));
+          rows.append(
+              nb::make_tuple(kernel.name, kernel.bits, jaxgemv::name_of(kernel.x), kernel.rows));
         return rows;
       },
-      "The kernel table, fastest first: (name, bits, dtype of x, rows of x per read of the weights).");
+      "The kernel table, fastest first: (name, bits, dtype of x, rows of x per read of the "
+      "weights).");
 }

@@ -10,7 +10,8 @@
 
 namespace jaxgemv::cuda {
 
-// The asm is volatile to keep loads of x next to their use: hoisted, they cost registers, and spill.
+// The asm is volatile to keep loads of x next to their use: hoisted, they cost registers, and
+// spill.
 
 // 16 bytes that will not be used again: not kept in the L1.
 __device__ __forceinline__ uint4 load_stream(const void* p) {
@@ -35,8 +36,9 @@ __device__ __forceinline__ uint2 load8(const void* p) {
   return v;
 }
 
-// d (16 x 8, float32) += a (16 x 16) b (16 x 8) for X = __half or __nv_bfloat16. Lane (g, t) = (lane / 4,
-// lane % 4) holds rows g and g + 8 of a, column g of b, and rows g, g + 8, columns 2t, 2t + 1 of d.
+// d (16 x 8, float32) += a (16 x 16) b (16 x 8) for X = __half or __nv_bfloat16. Lane (g, t) =
+// (lane / 4, lane % 4) holds rows g and g + 8 of a, column g of b, and rows g, g + 8, columns 2t,
+// 2t + 1 of d.
 template <typename X>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, const uint32_t (&b)[2]) {

@@ -54,8 +54,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const Index octets = s < 0 ? 0 : ceil_div(K, kOctet);
   for (Index octet = lane; octet < octets; octet += 32) {
     const Index k0 = octet * kOctet;
-    const uint64_t codes =
-        load_octet<kBits>(row + octet * kBits, bytes - octet * kBits, aligned);
+    const uint64_t codes = load_octet<kBits>(row + octet * kBits, bytes - octet * kBits, aligned);
     Index g = k0 / problem.group, next = (g + 1) * problem.group;
     float scale = load(operands.scale, s, n, g);
     float shift = problem.affine == Affine::kMid ? mid_code(kBits) : load(operands.shift, s, n, g);
@@ -96,8 +95,8 @@ struct Simt {
 
   static cudaError_t run(const Problem& problem, const Operands& operands, cudaStream_t stream) {
     const Index tiles = ceil_div(problem.N, simt::kWarps) * ceil_div(problem.M, simt::kRows);
-    return launch_kernel(simt::gemv_simt<kBits, X>, tiles, problem.batch, simt::kWarps * 32, problem,
-                         operands, stream);
+    return launch_kernel(simt::gemv_simt<kBits, X>, tiles, problem.batch, simt::kWarps * 32,
+                         problem, operands, stream);
   }
 };
 

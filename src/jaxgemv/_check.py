@@ -3,11 +3,22 @@
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+from jax import Array
 
 if TYPE_CHECKING:
     from jaxgemv._format import QuantizedTensor
 
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32)
+
+
+def as_array(op: str, name: str, a) -> Array:
+    """What has a shape and a dtype as it is (numpy, tracers, ShapeDtypeStructs), the rest through jnp.asarray."""
+    if hasattr(a, "dtype") and hasattr(a, "shape"):
+        return a
+    try:
+        return jnp.asarray(a)
+    except TypeError:
+        raise TypeError(f"{op}: {name} must be an array; got {type(a).__name__}") from None
 
 
 def words_per_row(k: int, bits: int) -> int:
@@ -29,14 +40,18 @@ def check_packed(op: str, name: str, packed, bits: int, k: int, why: str) -> Non
     """Raises unless the rows of `packed` hold exactly k codes."""
     if packed.dtype not in (jnp.uint32, jnp.uint8):
         hint = "; pack codes with jaxgemv.pack" if jnp.issubdtype(packed.dtype, jnp.integer) else ""
-        raise TypeError(f"{op}: {name} must be uint32, or uint8 with the same bytes{hint}; got {packed.dtype}")
+        raise TypeError(
+            f"{op}: {name} must be uint32, or uint8 with the same bytes{hint}; got {packed.dtype}"
+        )
     width = words_per_row(k, bits) * 4 // packed.dtype.itemsize
     if packed.ndim < 1 or packed.shape[-1] != width:
         lead = "..." if packed.ndim != 2 else "N"
         raise ValueError(f"{op}: {name} must have shape ({lead}, {width}){why}; got {tuple(packed.shape)}")
 
 
-def check_weight(op: str, w: "QuantizedTensor", k: int, prefix: str = "", why: str | None = None) -> int | None:
+def check_weight(
+    op: str, w: "QuantizedTensor", k: int, prefix: str = "", why: str | None = None
+) -> int | None:
     """Checks the arrays of w against each other and K = k; the group size, or None for one group a row.
 
     `prefix` is how the caller names the arrays' owner in messages ("w." or "").
@@ -62,7 +77,9 @@ def check_weight(op: str, w: "QuantizedTensor", k: int, prefix: str = "", why: s
         if w.codebook.dtype not in FLOATS:
             raise TypeError(f"{op}: codebook must be float16, bfloat16 or float32; got {w.codebook.dtype}")
         if w.codebook.ndim < 1 or w.codebook.shape[-1] != 1 << w.bits:
-            raise ValueError(f"{op}: codebook must have shape ({1 << w.bits},); got {tuple(w.codebook.shape)}")
+            raise ValueError(
+                f"{op}: codebook must have shape ({1 << w.bits},); got {tuple(w.codebook.shape)}"
+            )
     return _check_groups(op, prefix, groups, w.group_size, k)
 
 
@@ -71,7 +88,9 @@ def _check_parameter(op: str, name: str, array, w: "QuantizedTensor", integers: 
     integer = jnp.issubdtype(array.dtype, jnp.integer)
     if array.dtype not in FLOATS and not (integers and integer):
         swapped = " (zero and scale may be swapped)" if integer and name.endswith("scale") else ""
-        allowed = "float16, bfloat16, float32 or an integer dtype" if integers else "float16, bfloat16 or float32"
+        allowed = (
+            "float16, bfloat16, float32 or an integer dtype" if integers else "float16, bfloat16 or float32"
+        )
         raise TypeError(f"{op}: {name} must be {allowed}; got {array.dtype}{swapped}")
     lead, n = tuple(w.packed.shape[:-2]), w.packed.shape[-2]
     shape = tuple(array.shape)

@@ -6,10 +6,9 @@ from collections import defaultdict
 
 import jax
 import jax.export
-import jaxlib
 import numpy as np
 
-from jaxgemv._ffi import TARGET, backends
+from jaxgemv._ffi import TARGET, backends, jaxlib_version
 
 try:
     __version__ = importlib.metadata.version("jaxgemv")
@@ -22,7 +21,7 @@ EXPORT_CHECKS = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
 
 def show_config() -> None:
     """Prints versions, devices, and the kernels of each backend or why it has none; put it in bug reports."""
-    print(f"jaxgemv {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}, numpy {np.__version__}")
+    print(f"jaxgemv {__version__}, jax {jax.__version__}, jaxlib {jaxlib_version}, numpy {np.__version__}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print(f"devices: {', '.join(str(d) for d in jax.devices())}")
     for name, backend in backends.items():

@@ -5,6 +5,8 @@ built for; `registrations()`, target name to capsule; and `kernels()`, its table
 """
 
 import importlib
+import importlib.metadata
+import importlib.util
 import re
 import warnings
 from pathlib import Path
@@ -15,6 +17,8 @@ import jaxlib
 
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
+
+jaxlib_version = importlib.metadata.version("jaxlib")
 
 # Extension module and the name XLA registers its platform under ("cuda" in lower case is never found).
 _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}
@@ -55,9 +59,7 @@ def _load(module_name: str, platform: str) -> Backend:
     # XLA would accept the registration and then fail the first operation of any kind.
     runtime = _runtime_ffi_minor()
     if module.FFI_API_MINOR > runtime:
-        reason = (
-            f"built for XLA FFI 0.{module.FFI_API_MINOR}, but jaxlib {jaxlib.__version__} has 0.{runtime}"
-        )
+        reason = f"built for XLA FFI 0.{module.FFI_API_MINOR}, but jaxlib {jaxlib_version} has 0.{runtime}"
         warnings.warn(
             f"{module_name} is {reason}; its kernels are not used. Rebuild jaxgemv, or upgrade jaxlib.",
             RuntimeWarning,

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv._check import check_bits, check_packed, check_weight, words_per_row
+from jaxgemv._check import as_array, check_bits, check_packed, check_weight, words_per_row
 
 _SIGNED_CODES = ("int2", "int4", "int8")
 
@@ -33,7 +34,8 @@ class QuantizedTensor:
     Leading dimensions are stacks (layers, experts), the same for every array but `codebook`.
 
     - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes.
-    - scale: float16, bfloat16 or float32; (...,), (..., N) or (..., N, G) with G = ceil(K / g).
+    - scale: float16, bfloat16 or float32; (...,), (..., N) or (..., N, G) with G = ceil(K / g). None only for exact
+      integer products.
     - zero: like scale, or an integer array; None means the mid code 2^(b-1), unless `offset` or `codebook` is given.
     - offset: like scale, instead of zero. codebook: (2^b,) float, instead of both.
     - group_size: g, needed only when G g != K. k: K, needed only when the last word is not full.
@@ -42,7 +44,7 @@ class QuantizedTensor:
     """
 
     packed: Array
-    scale: Array
+    scale: Array | None
     zero: Array | None = None
     offset: Array | None = None
     codebook: Array | None = None
@@ -63,7 +65,7 @@ class QuantizedTensor:
     @property
     def dtype(self) -> np.dtype:
         """The dtype of the scale, which `dequantize` gives by default."""
-        return np.dtype(self.scale.dtype)
+        return np.dtype((self.packed if self.scale is None else self.scale).dtype)
 
     @property
     def nbytes(self) -> int:
@@ -96,13 +98,13 @@ def pack(codes: ArrayLike, bits: int) -> Array:
     range (which only concrete arrays can show; under `jit` their high bits are dropped).
     """
     check_bits("pack", bits)
-    codes = codes if isinstance(codes, jax.Array | np.ndarray) else np.asarray(codes)
+    codes = as_array("pack", "codes", codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
         raise TypeError(f"pack: codes must be integers; got {codes.dtype}")
     if codes.ndim == 0 or codes.shape[-1] == 0:
         raise ValueError(f"pack: codes must have shape (..., K) with K >= 1; got {codes.shape}")
     low = -(1 << bits - 1) if codes.dtype.name in _SIGNED_CODES else 0
-    if not isinstance(codes, jax.core.Tracer) and codes.size:
+    if not isinstance(codes, Tracer) and codes.size:
         values = np.asarray(codes).astype(np.int64)
         if values.min() < low or values.max() >= low + (1 << bits):
             raise ValueError(
@@ -110,7 +112,7 @@ def pack(codes: ArrayLike, bits: int) -> Array:
                 f"got [{values.min()}, {values.max()}]"
             )
     if codes.dtype.itemsize > 4:  # np.int64, which jnp.asarray would warn about
-        codes = np.asarray(codes).astype(np.uint32)
+        return _pack(jnp.asarray(np.asarray(codes).astype(np.uint32)), bits=bits, low=low)
     return _pack(jnp.asarray(codes), bits=bits, low=low)
 
 
@@ -137,8 +139,7 @@ def _pack(codes, *, bits, low):
 def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
     """The codes of packed words: uint32 (..., ceil(k b / 32)), or uint8 with the same bytes, to uint8 (..., k)."""
     check_bits("unpack", bits)
-    if not isinstance(packed, jax.Array | np.ndarray):
-        packed = np.asarray(packed)
+    packed = as_array("unpack", "packed", packed)
     check_packed("unpack", "packed", packed, bits, k, "")
     return _unpack(jnp.asarray(packed), bits=bits, k=k)
 

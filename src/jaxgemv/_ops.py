@@ -1,15 +1,12 @@
 """The public operations: check, promote, bind."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv import _reference
-from jaxgemv._check import FLOATS, check_weight
+from jaxgemv._check import FLOATS, as_array, check_weight
 from jaxgemv._ffi import backends
 from jaxgemv._format import QuantizedTensor
 from jaxgemv._primitive import gemv_p, why_no_kernel
@@ -47,12 +44,16 @@ def gemv(
     return _dense("gemv", x, w, index, bias, out_dtype, implementation)
 
 
-def _gemv_bits(bits: int, x, Wq, zero, scale, *, bias=None, group_size=None, out_dtype=None, implementation=None):
+def _gemv_bits(
+    bits: int, x, Wq, zero, scale, *, bias=None, group_size=None, out_dtype=None, implementation=None
+):
     op = f"gemv_int{bits}"
+    if Wq is None:
+        raise TypeError(f"{op}: Wq must be an array; got None")
     named = {"packed": Wq, "scale": scale, "zero": zero}
-    named = {name: _as_array(op, name, a) for name, a in named.items() if a is not None}
+    named = {name: as_array(op, name, a) for name, a in named.items() if a is not None}
     w = QuantizedTensor(
-        packed=named.get("packed"),
+        packed=named["packed"],
         scale=named.get("scale"),
         zero=named.get("zero"),
         bits=bits,
@@ -103,17 +104,8 @@ gemv_int1, gemv_int2, gemv_int3, gemv_int4, gemv_int5, gemv_int6, gemv_int7, gem
 )
 
 
-def _as_array(op: str, name: str, a):
-    if hasattr(a, "dtype") and hasattr(a, "shape"):
-        return a
-    try:
-        return jnp.asarray(a)
-    except TypeError:
-        raise TypeError(f"{op}: {name} must be an array; got {type(a).__name__}") from None
-
-
 def _check_x(op: str, x, dtypes) -> Array:
-    x = _as_array(op, "x", x)
+    x = as_array(op, "x", x)
     if x.dtype not in dtypes:
         names = ", ".join(jnp.dtype(d).name for d in dtypes)
         raise TypeError(f"{op}: x must be one of {names}; got {x.dtype}")
@@ -133,7 +125,7 @@ def _check_out_dtype(op: str, out_dtype, allowed, default):
 
 
 def _check_bias(op: str, bias, n: int, stack: int | None):
-    bias = _as_array(op, "bias", bias)
+    bias = as_array(op, "bias", bias)
     if bias.dtype not in FLOATS:
         raise TypeError(f"{op}: bias must be float16, bfloat16 or float32; got {bias.dtype}")
     if bias.shape != (n,) and (stack is None or bias.shape != (stack, n)):
@@ -152,7 +144,7 @@ def _check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]):
                 f"{op}: {name} must have shape (N, ...), or be a stack with index= or under jax.vmap; got {shape}"
             )
         return None
-    index = _as_array(op, "index", index)
+    index = as_array(op, "index", index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must be int32; got {index.dtype}")
     if len(stack) != 1:
@@ -199,8 +191,6 @@ def _gemv(op, x, w, named, index, bias, out_dtype, implementation, prefix=""):
     """`w` holds the same arrays as `named`."""
     integer = "scale" not in named
     x = _check_x(op, x, (*FLOATS, jnp.int8))
-    if "packed" not in named:
-        raise TypeError(f"{op}: Wq must be an array; got None")
     if integer and x.dtype != jnp.int8:
         raise TypeError(f"{op}: scale must be an array for x of dtype {x.dtype}; got None")
     k = x.shape[-1]
@@ -209,7 +199,9 @@ def _gemv(op, x, w, named, index, bias, out_dtype, implementation, prefix=""):
         raise ValueError(f"{op}: x must have shape (..., {w.k}) for w of shape {w.shape}; got {x.shape}")
     if integer:
         if "zero" in named and not jnp.issubdtype(named["zero"].dtype, jnp.integer):
-            raise TypeError(f"{op}: zero must be an integer array when scale is None; got {named['zero'].dtype}")
+            raise TypeError(
+                f"{op}: zero must be an integer array when scale is None; got {named['zero'].dtype}"
+            )
         if named.keys() - {"packed", "zero"} or bias is not None:
             raise ValueError(f"{op}: offset, codebook and bias need scale; got scale=None")
         out = _check_out_dtype(op, out_dtype, (jnp.int32,), jnp.int32)
@@ -243,7 +235,7 @@ def _gemv(op, x, w, named, index, bias, out_dtype, implementation, prefix=""):
 
 def _dense(op, x, w, index, bias, out_dtype, implementation):
     x = _check_x(op, x, FLOATS)
-    w = _as_array(op, "w", w)
+    w = as_array(op, "w", w)
     if w.dtype not in FLOATS:
         raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got {w.dtype}")
     k = x.shape[-1]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv._check import FLOATS, check_bits, check_group_size
+from jaxgemv._check import FLOATS, as_array, check_bits, check_group_size
 from jaxgemv._format import QuantizedTensor, pack_unsigned, pad_last
 
 
@@ -30,8 +30,7 @@ def quantize(
     `jax.eval_shape`. Raises TypeError for dtypes, ValueError for shapes and values.
     """
     check_bits("quantize", bits)
-    if not hasattr(weight, "dtype"):
-        weight = jnp.asarray(weight)
+    weight = as_array("quantize", "weight", weight)
     dtype = jnp.dtype(weight.dtype if scale_dtype is None else scale_dtype)
     if not jnp.issubdtype(weight.dtype, jnp.floating):
         raise TypeError(f"quantize: weight must be a float array; got {weight.dtype}")
