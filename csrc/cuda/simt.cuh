@@ -13,7 +13,7 @@ namespace jaxgemv::cuda {
 namespace simt {
 
 constexpr int kWarps = 4;
-constexpr int kRows = 8;
+constexpr int kRows = 4;
 
 // The bytes of one octet in the low bits of the result; `available` < kBits only at a row's end.
 template <int kBits>
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint64_t load_octet(const uint8_t* p, Index available
 }
 
 template <int kBits, typename X>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, 4)
     gemv_simt(const Problem problem, const Operands operands) {
   const int lane = threadIdx.x % 32;
   const Index N = problem.N, K = problem.K, M = problem.M;
