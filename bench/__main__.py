@@ -15,12 +15,15 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import floor, report, systems, timing
+import jaxgemv
+from bench import floor, native, report, systems, timing
 
 PLANS = {
-    "gpu": timing.Plan(rotate=400e6, calls=(20, 128), memory=8e9, repeats=11, executions=24),
+    "gpu": timing.Plan(
+        rotate=400e6, copies_range=(20, 128), calls=200, memory=8e9, repeats=11, executions=24
+    ),
     # JAX may run several executions side by side on a CPU, so there is only ever one.
-    "cpu": timing.Plan(rotate=256e6, calls=(4, 64), memory=2e9, repeats=11, executions=1),
+    "cpu": timing.Plan(rotate=256e6, copies_range=(4, 64), calls=1, memory=2e9, repeats=11, executions=1),
 }
 
 
@@ -44,14 +47,15 @@ def main() -> None:
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     progress = Progress(*columns, console=Console(stderr=True))
     rows: list[report.Row] = []
+    library, missing = native.load(device) if device.platform == "gpu" else (None, None)
     with progress:
         task = progress.add_task("read floor", total=len(cells))
-        read = _floor(device, plan, args.quick)
+        read = _floor(device, plan, args.quick, library, missing)
         for n, k, m, dtype, system in cells:
             what = f"{system.name} {system.format}, {n} x {k}, M = {m}, x {dtype}"
             progress.update(task, description=what)
             try:
-                rows.append(_measure(system, n, k, m, dtype, device.platform, plan, read))
+                rows.append(_measure(system, n, k, m, dtype, device.platform, plan, read, library))
             except jax.errors.JaxRuntimeError as error:
                 # Out of memory, or refused by a kernel: the other rows are still worth having.
                 console.print(f"{what}: {str(error).splitlines()[0]}", markup=False)
@@ -61,7 +65,7 @@ def main() -> None:
     baseline = systems.BASELINE[device.platform]
     report.compare(rows, baseline)
     console.print(report.table(rows, env["device"], baseline))
-    lines = report.notes(rows, read.how, read.missing, read.empty_us)
+    lines = report.notes(rows, read.how, read.empty_us)
     for line in lines:
         console.print(line, markup=False, highlight=False)
     if args.save or args.out:
@@ -69,13 +73,15 @@ def main() -> None:
         console.print(f"saved to {report.save(args.out, env, method, rows)}", markup=False)
 
 
-def _floor(device, plan, quick):
+def _floor(device, plan, quick, library, missing):
     if device.platform == "cpu":
         return floor.CpuFloor()
-    return floor.GpuFloor(device, plan, floor.GRIDS[:3] if quick else floor.GRIDS)
+    if library is None:
+        return floor.NoFloor(missing)
+    return floor.GpuFloor(plan, library, floor.GRIDS[:3] if quick else floor.GRIDS)
 
 
-def _measure(system, n, k, m, dtype, platform, plan, read) -> report.Row:
+def _measure(system, n, k, m, dtype, platform, plan, read, library) -> report.Row:
     keys = jax.random.split(jax.random.key(0, impl="rbg"), 2)
     x = jax.random.normal(keys[0], (m, k), dtype)
     make = partial(system.weights, n=n, k=k, dtype=dtype)
@@ -83,12 +89,16 @@ def _measure(system, n, k, m, dtype, platform, plan, read) -> report.Row:
     weight_bytes = sum(a.size * a.dtype.itemsize for a in shapes)
     copies = [make(key) for key in jax.random.split(keys[1], plan.copies(weight_bytes))]
 
-    program = timing.compile_chain(system.product, platform)
+    program = timing.compile_chain(system.product, platform, plan)
     y = program(x, copies)[-1]
     error = float(systems.relative_error(y, x, copies[-1], system.dense))
     sample = timing.measure(program, x, copies, plan)
+    alone = None
+    if library is not None and isinstance(copies[0], jaxgemv.QuantizedTensor):
+        alone = native.graph_products(library, x, copies, y)
     del copies  # makes room for the floor's
     nbytes = weight_bytes + x.nbytes + y.nbytes
+    floor_us, kernel_floor_us = read.us(nbytes)
     implementation = {"gpu": "cuda"}.get(platform, platform)
     return report.Row(
         n=n,
@@ -99,7 +109,9 @@ def _measure(system, n, k, m, dtype, platform, plan, read) -> report.Row:
         system=system.name,
         nbytes=nbytes,
         gb_per_s=nbytes / sample.us / 1e3,
-        floor_us=read.us(nbytes),
+        floor_us=floor_us,
+        kernel_us=alone,
+        kernel_floor_us=kernel_floor_us,
         error=error,
         note=systems.without_kernel(system, n, k, m, dtype, implementation),
         **sample._asdict(),

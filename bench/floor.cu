@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "floor.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -58,41 +59,34 @@ Kernel kernel_of(int64_t unroll) {
   return nullptr;
 }
 
-ffi::Error invalid(const char* what) { return ffi::Error(ffi::ErrorCode::kInvalidArgument, what); }
-
-ffi::Error internal(cudaError_t status) {
-  return ffi::Error(ffi::ErrorCode::kInternal, cudaGetErrorString(status));
-}
-
 // `after` is not read: it is what ties one call to the one before it, as x does for a product.
 ffi::Error read_impl(cudaStream_t stream, ffi::AnyBuffer /*after*/, ffi::Buffer<ffi::U32> data,
                      ffi::Result<ffi::Buffer<ffi::U32>> out, int64_t ctas_per_sm, int64_t threads,
                      int64_t unroll) {
-  const Kernel kernel = kernel_of(unroll);
-  if (kernel == nullptr) return invalid("read: unroll must be 1, 2 or 4");
-  if (threads < 1 || threads > 1024 || ctas_per_sm < 0) return invalid("read: bad grid");
-  if (data.element_count() % 4 != 0) return invalid("read: data must be whole 16-byte words");
-  const int64_t count = data.element_count() / 4;
-  if (count >= int64_t{1} << 31) return invalid("read: data must be smaller than 32 GiB");
-
-  // No ctas_per_sm: as many CTAs as let every thread go round its loop once.
-  int64_t ctas = (count + threads * unroll - 1) / (threads * unroll);
-  if (ctas_per_sm > 0) {
-    int device = 0, sms = 0;
-    if (cudaError_t status = cudaGetDevice(&device); status != cudaSuccess) return internal(status);
-    if (cudaError_t status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-        status != cudaSuccess)
-      return internal(status);
-    ctas = ctas_per_sm * sms;
-  }
-  kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), 0, stream>>>(
-      reinterpret_cast<const uint4*>(data.typed_data()), static_cast<uint32_t>(count),
-      out->typed_data());
-  const cudaError_t status = cudaGetLastError();
-  return status == cudaSuccess ? ffi::Error::Success() : internal(status);
+  const cudaError_t status = launch_read(data.typed_data(), data.element_count() / 4,
+                                         out->typed_data(), ctas_per_sm, threads, unroll, stream);
+  if (status == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kInternal, cudaGetErrorString(status));
 }
 
 }  // namespace
+
+cudaError_t launch_read(const void* data, int64_t count, void* out, int64_t ctas_per_sm,
+                        int64_t threads, int64_t unroll, cudaStream_t stream) {
+  const Kernel kernel = kernel_of(unroll);
+  if (kernel == nullptr || threads < 1 || threads > 1024 || count >= int64_t{1} << 31)
+    return cudaErrorInvalidValue;
+  int64_t ctas = (count + threads * unroll - 1) / (threads * unroll);
+  if (ctas_per_sm > 0) {
+    int device = 0, sms = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    ctas = ctas_per_sm * sms;
+  }
+  kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), 0, stream>>>(
+      static_cast<const uint4*>(data), static_cast<uint32_t>(count), static_cast<uint32_t*>(out));
+  return cudaGetLastError();
+}
 
 // The trait lets XLA put the call into a CUDA graph, as it does with jaxgemv's.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_bench_read, read_impl,

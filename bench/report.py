@@ -17,7 +17,7 @@ import jaxlib
 from rich.table import Table
 
 import jaxgemv
-from bench import floor
+from bench import native
 
 _ROOT = Path(__file__).parent.parent
 _WRONG = 1e-2  # a relative error that rounding to bfloat16 does not reach
@@ -39,7 +39,10 @@ class Row:
     nbytes: int  # weight, x and y
     gb_per_s: float
     floor_us: float | None
+    kernel_us: float | None  # in a captured graph: no gaps of XLA's
+    kernel_floor_us: float | None
     error: float  # ||y - ref|| / ||ref||
+    kernel_over_floor: float | None = None
     over_floor: float | None = None
     speedup: float | None = None  # over the baseline
     note: str | None = None  # why this is not a kernel's time
@@ -50,6 +53,8 @@ def compare(rows: list[Row], baseline: tuple[str, str]) -> None:
     times = {(r.n, r.k, r.rows): r.us for r in rows if (r.system, r.format) == baseline}
     for r in rows:
         r.over_floor = r.us / r.floor_us if r.floor_us else None
+        if r.kernel_us and r.kernel_floor_us:
+            r.kernel_over_floor = r.kernel_us / r.kernel_floor_us
         base = times.get((r.n, r.k, r.rows))
         r.speedup = base / r.us if base else None
 
@@ -58,7 +63,8 @@ def table(rows: list[Row], device: str, baseline: tuple[str, str]) -> Table:
     out = Table(title=f"{device}, jaxgemv {jaxgemv.__version__}, jax {jax.__version__}", title_justify="left")
     for name in ("N x K", "M", "x", "weights", "system"):
         out.add_column(name, no_wrap=True)
-    for name in ("us", "±%", "GB/s", "floor us", "x floor", f"x {' '.join(baseline)}", "err"):
+    alone = ("kernel us", "floor us", "x floor") if any(r.kernel_us for r in rows) else ()
+    for name in ("us", "±%", "GB/s", "floor us", "x floor", *alone, f"x {' '.join(baseline)}", "err"):
         out.add_column(name, justify="right", no_wrap=True)
     problem = None
     for r in rows:
@@ -76,19 +82,22 @@ def table(rows: list[Row], device: str, baseline: tuple[str, str]) -> Table:
             f"{r.gb_per_s:.0f}" if r.gb_per_s > 100 else f"{r.gb_per_s:.1f}",
             _number(r.floor_us),
             _number(r.over_floor),
+            *(map(_number, (r.kernel_us, r.kernel_floor_us, r.kernel_over_floor)) if alone else ()),
             _number(r.speedup),
             f"{r.error:.0e}" if right else f"[bold red]{r.error:.0e} WRONG[/]",
         )
     return out
 
 
-def notes(rows: list[Row], how: str, missing: str | None, empty_us: float | None) -> list[str]:
+def notes(rows: list[Row], how: str, empty_us: float | None) -> list[str]:
     """What the table does not say by itself."""
     lines = [
         "us: one call inside jit, gaps between calls included, cold weights; ±%: interquartile range of the repeats.",
         "GB/s and floor: the bytes of the weight with its scales and zeros, x and y, each counted once.",
-        f"floor: n/a, {missing}." if missing else f"floor: {how}.",
+        f"floor: {how}.",
     ]
+    if any(r.kernel_us for r in rows):
+        lines.append("kernel us, and the two columns after it: the same calls in one captured CUDA graph.")
     if empty_us is not None:
         lines.append(f"A call that reads 16 bytes takes {empty_us:.2f} us.")
     if any(_host_bound(r) for r in rows):
@@ -130,7 +139,7 @@ def environment(device, commit: str | None) -> dict:
                 r"jax.cuda\d+.plugin$|nvidia.cuda.(nvcc|runtime)|nvidia.cublas", d.metadata["Name"] or ""
             )
         }
-        nvcc = re.search(r"release ([\d.]+)", _output(floor.nvcc() or "nvcc", "--version") or "")
+        nvcc = re.search(r"release ([\d.]+)", _output(native.nvcc() or "nvcc", "--version") or "")
         env["nvcc"] = nvcc.group(1) if nvcc else None
     else:
         env["threads"] = os.cpu_count()

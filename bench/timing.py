@@ -1,4 +1,4 @@
-"""How a system is timed: R calls in one jit, each on its own copy of the weights, several jits in flight."""
+"""How a system is timed in jit: many calls in one program, each on the next copy of the weights."""
 
 import statistics
 import time
@@ -11,15 +11,19 @@ class Plan(NamedTuple):
     """How many calls to put into one jit, and how long to measure."""
 
     rotate: float  # bytes of weights that pass between two reads of the same copy: many times the cache
-    calls: tuple[int, int]  # at least, at most; fewer only where `memory` forbids
+    copies_range: tuple[int, int]  # at least, at most; fewer only where `memory` forbids
+    calls: int  # in one jit, at least: fewer arguments a call, so that the host keeps ahead of the device
     memory: float  # bytes that all copies together may take
     repeats: int
     executions: int  # of the jit, at most, between two looks at the clock
 
     def copies(self, nbytes: int) -> int:
-        fewest, most = self.calls
+        fewest, most = self.copies_range
         wanted = min(max(-(-int(self.rotate) // nbytes), fewest), most)
         return max(2, min(wanted, int(self.memory) // nbytes))
+
+    def rounds(self, copies: int) -> int:
+        return -(-self.calls // copies)
 
 
 class Sample(NamedTuple):
@@ -29,12 +33,12 @@ class Sample(NamedTuple):
     calls: int  # in one jit
 
 
-def compile_chain(product, platform: str):
+def compile_chain(product, platform: str, plan: Plan):
     """The products of x with every copy, one after the other as a decoder needs them: jit of (x, copies)."""
 
     def products(x, copies):
         ys = []
-        for w in copies:
+        for w in copies * plan.rounds(len(copies)):
             y = product(x, w)
             # XLA merges products of the same x. The barrier keeps them apart and in order, and costs nothing: it
             # is gone from the compiled program.
@@ -72,12 +76,13 @@ def measure(program, x, copies, plan: Plan, repeats: int | None = None) -> Sampl
         enqueued.append(enqueue)
         if len(times) >= 3 and time.perf_counter() > deadline:
             break  # slow enough to be steady
-    per_call = 1e6 / (executions * len(copies))
+    calls = len(copies) * plan.rounds(len(copies))
+    per_call = 1e6 / (executions * calls)
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return Sample(
         us=median * per_call,
         spread=(high - low) / median,
         enqueue_us=statistics.median(enqueued) * per_call if executions > 1 else None,
-        calls=len(copies),
+        calls=calls,
     )

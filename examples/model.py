@@ -82,8 +82,8 @@ def attend(q, k, v, positions):
 
 def attention(x, layer, cache, positions, config, linear):
     """x (T, d_model) -> (T, d_model), and the keys and values seen so far."""
-    kv = config.n_kv_heads * config.head_dim
-    q, k, v = jnp.split(linear(x, layer["qkv"]), [-2 * kv, -kv], axis=-1)
+    q_end, k_end = config.n_heads * config.head_dim, (config.n_heads + config.n_kv_heads) * config.head_dim
+    q, k, v = jnp.split(linear(x, layer["qkv"]), [q_end, k_end], axis=-1)
     q, k, v = (a.reshape(len(x), -1, config.head_dim) for a in (q, k, v))
     q, k = (rope(a, positions, config.rope_theta) for a in (q, k))
     if cache is not None:
