@@ -42,7 +42,7 @@ def main() -> None:
         raise SystemExit("bench: nothing to measure; see SYSTEMS in bench/systems.py")
 
     # Progress goes to stderr, so that the table alone can be piped.
-    console = Console(width=None if Console().is_terminal else 140)
+    console = Console(width=None if Console().is_terminal else 180)
     env = report.environment(device, args.commit)
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     progress = Progress(*columns, console=Console(stderr=True))

@@ -48,12 +48,14 @@ def test_rows_of_the_default(m, rng):
 @pytest.mark.parametrize("group", [32, 64, 128, 256, "row", "tensor"])
 @pytest.mark.parametrize(("m", "n"), [(1, 16), (1, 40), (8, 33), (17, 129), (65, 16)])
 @pytest.mark.parametrize("x", ["float16", "bfloat16"])
-def test_int4_in_whole_groups(backend, group, m, n, x, rng):
-    """What models have: K a multiple of 128, the usual groups, and N with and without a tail."""
+@pytest.mark.parametrize("bits", [4, 8])
+def test_whole_groups(backend, bits, group, m, n, x, rng):
+    """What models have: K a multiple of 128 or of 512, the usual groups, and N with and without a tail."""
     if backend == "xla":
         m = min(m, 8)
-    form = "zero" if n % 2 else "mid"
-    p = make(rng, 4, x, Case(m, n, 1280, group, form, bias=n == 40), exact=True)
+    form = {1: "mid", 8: "zero", 17: "offset", 65: "zero"}[m]
+    k = 1280 if n == 40 else 1536
+    p = make(rng, bits, x, Case(m, n, k, group, form, bias=n == 40), exact=True)
     y = gemv(p.x, p.tensor, bias=p.bias, out_dtype="float32", implementation=backend)
     np.testing.assert_array_equal(y, p.answer())
 

@@ -20,20 +20,25 @@ namespace mma {
 constexpr int kTileN = 16;       // rows of the weights a CTA computes
 constexpr int kChunkBytes = 64;  // of each of them
 constexpr int kMaxWarps = 8;     // that share K; how many, `choose_warps` says
-constexpr int kUnroll = 4;       // chunks in flight; 4 is built into Groups::kAdjacent
+constexpr int kUnroll = 4;       // chunks in flight; 4 is built into GroupLoader
 constexpr int kMaxTilesM = 4;    // tiles of 8 rows of x in a CTA
 
-// How scale and shift lie. kAdjacent: 16-bit, of one layout, and the groups of kUnroll chunks are
-// one aligned load. kOne: one group a row. Both: K is a multiple of kUnroll chunks, so no load is
-// bounded.
-enum class Groups { kAny, kAdjacent, kOne };
+// How scale and shift lie. kChunks, kPairs: a group is one chunk, or two; 16-bit, of one layout,
+// and the groups of kUnroll chunks are one aligned load. kOne: one group a row. For all but kAny, K
+// is a multiple of kUnroll chunks, so that no load needs a bound.
+enum class Groups { kAny, kChunks, kPairs, kOne };
+
+// Groups in a round of kUnroll chunks.
+constexpr int groups_in_round(Groups groups) {
+  return groups == Groups::kChunks ? kUnroll : groups == Groups::kPairs ? kUnroll / 2 : 0;
+}
 
 // Each lane of a quad loads one of the four values of a group that all of them need: scale or shift
 // (t / 2), of row g or g + 8 (t % 2). `load` keeps the raw bits, so that waiting for them does not
 // hold up the loads of x behind it; `get` converts.
 template <Groups kGroups>
 struct GroupLoader {
-  static constexpr bool kAlike = kGroups == Groups::kAdjacent;
+  static constexpr bool kAlike = kGroups == Groups::kChunks || kGroups == Groups::kPairs;
   const Param& param;
   const uint8_t* data;  // group 0 of the row
   int chunks, chunks_per_group;
@@ -52,9 +57,11 @@ struct GroupLoader {
 
   // The groups of chunks [chunk, chunk + kUnroll); those past the last repeat it.
   __device__ __forceinline__ void load(int chunk) {
-    if constexpr (kGroups == Groups::kAdjacent) {
+    if constexpr (kGroups == Groups::kChunks) {
       const uint2 four = __ldg(reinterpret_cast<const uint2*>(data + chunk * 2));
       raw[0] = four.x, raw[1] = four.y;
+    } else if constexpr (kGroups == Groups::kPairs) {
+      raw[0] = __ldg(reinterpret_cast<const uint32_t*>(data + chunk));
     } else if constexpr (kGroups == Groups::kOne) {
       raw[0] = load_bits(data, param.dtype, 0);
     } else {
@@ -67,8 +74,10 @@ struct GroupLoader {
   }
 
   __device__ __forceinline__ float get(int u) const {
-    if constexpr (kGroups == Groups::kAdjacent)
-      return float_of_bits(u % 2 ? raw[u / 2] >> 16 : raw[u / 2] & 0xffffu, param.dtype);
+    if constexpr (kAlike) {
+      const int i = kGroups == Groups::kPairs ? u / 2 : u;
+      return float_of_bits(i % 2 ? raw[i / 2] >> 16 : raw[i / 2] & 0xffffu, param.dtype);
+    }
     return float_of_bits(raw[kGroups == Groups::kOne ? 0 : u], param.dtype);
   }
 };
@@ -231,9 +240,11 @@ struct Mma {
   template <int kTilesM>
   static cudaError_t run_tiles(const Problem& problem, const Operands& operands,
                                cudaStream_t stream) {
-    static constexpr Kernel kKernels[] = {mma::gemv_mma<kBits, X, kTilesM, mma::Groups::kAny>,
-                                          mma::gemv_mma<kBits, X, kTilesM, mma::Groups::kAdjacent>,
-                                          mma::gemv_mma<kBits, X, kTilesM, mma::Groups::kOne>};
+    using mma::Groups;
+    static constexpr Kernel kKernels[] = {mma::gemv_mma<kBits, X, kTilesM, Groups::kAny>,
+                                          mma::gemv_mma<kBits, X, kTilesM, Groups::kChunks>,
+                                          mma::gemv_mma<kBits, X, kTilesM, Groups::kPairs>,
+                                          mma::gemv_mma<kBits, X, kTilesM, Groups::kOne>};
     const Kernel kernel = kKernels[static_cast<int>(groups_of(problem, operands))];
     Operands given = operands;
     if (problem.affine == Affine::kMid) given.shift = given.scale;  // read, and not used
@@ -245,18 +256,22 @@ struct Mma {
   }
 
   static mma::Groups groups_of(const Problem& problem, const Operands& operands) {
-    constexpr Index kUnroll = mma::kUnroll;
+    using mma::Groups;
     const Param& scale = operands.scale;
     const Param& shift = problem.affine == Affine::kMid ? scale : operands.shift;
-    if (problem.K % (kUnroll * kChunkK) != 0) return mma::Groups::kAny;
-    if (scale.g_stride == 0 && shift.g_stride == 0) return mma::Groups::kOne;
+    if (problem.K % (mma::kUnroll * kChunkK) != 0) return Groups::kAny;
+    if (scale.g_stride == 0 && shift.g_stride == 0) return Groups::kOne;
     const bool alike = scale.dtype == shift.dtype && scale.g_stride == shift.g_stride &&
                        scale.n_stride == shift.n_stride && scale.stack_stride == shift.stack_stride;
-    const bool adjacent = problem.group == kChunkK && size_of(scale.dtype) == 2 &&
-                          (scale.n_stride | scale.stack_stride) % kUnroll == 0 &&
-                          is_aligned(scale.data, 2 * kUnroll) &&
-                          is_aligned(shift.data, 2 * kUnroll);
-    return alike && adjacent ? mma::Groups::kAdjacent : mma::Groups::kAny;
+    if (!alike || size_of(scale.dtype) != 2) return Groups::kAny;
+    for (const Groups groups : {Groups::kChunks, Groups::kPairs}) {
+      const Index width = mma::groups_in_round(groups);
+      if (problem.group * width == mma::kUnroll * kChunkK &&
+          (scale.n_stride | scale.stack_stride) % width == 0 && is_aligned(scale.data, 2 * width) &&
+          is_aligned(shift.data, 2 * width))
+        return groups;
+    }
+    return Groups::kAny;
   }
 };
 
