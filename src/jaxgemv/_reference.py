@@ -55,7 +55,13 @@ def dense_product(x: Array, w: Array, bias: Array | None, index: Array | None, *
         product = w.astype(jnp.float32) * x.reshape(1, x.shape[-1]).astype(jnp.float32)
         y = jnp.sum(product, axis=-1).reshape(*x.shape[:-1], w.shape[0])
     else:
-        y = contract(x.astype(dtype), w.astype(dtype))
+        # On a CPU in float32: jaxlib 0.8 there refuses some products of bfloat16 with a float32 result.
+        y = jax.lax.platform_dependent(
+            x.astype(dtype),
+            w.astype(dtype),
+            cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32)),
+            default=contract,
+        )
     return finish(y, bias, index, stack, out_dtype)
 
 
