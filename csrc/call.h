@@ -113,9 +113,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ff
   p.stack = w_dims[0];
   const bool has_zero = zero.element_count() > 0, has_offset = offset.element_count() > 0;
   for (const ffi::AnyBuffer& each : {scale, zero, offset, bias})
-    if (each.element_count() > 0 && p.stack == 1) p.stack = each.dimensions()[0];
+    if (p.stack == 1 && each.element_count() > 0 && each.dimensions().size() > 0)
+      p.stack = each.dimensions()[0];
   o.packed_stack_stride = w_dims[0] > 1 ? p.N * bytes : 0;
-  if (w_dims[0] != 1 && w_dims[0] != p.stack) return ffi::Unexpected(invalid("stacks disagree"));
 
   if (has_zero && has_offset) return ffi::Unexpected(invalid("both zero and offset given"));
   p.affine = has_zero ? Affine::kZero : has_offset ? Affine::kOffset : Affine::kMid;

@@ -106,6 +106,8 @@ BAD = (
     ("scale has the wrong shape or dtype", {"scale": array(1, 5, 4)}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),
     ("scale has the wrong shape or dtype", {"scale": array(0)}),
+    ("scale has the wrong shape or dtype", {"scale": array()}),
+    ("bias has the wrong shape or dtype", {"bias": array()}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 4, dtype=np.int32)}),
     ("scale has the wrong shape or dtype", {"group": np.int64(0)}),
     ("scale has the wrong shape or dtype", {"group": np.int64(-5)}),
