@@ -39,30 +39,13 @@ def gemv(
     named implementation lacks; all while tracing.
     """
     if isinstance(w, QuantizedTensor):
-        named = {name: getattr(w, name) for name in _ARRAYS if getattr(w, name) is not None}
-        return _gemv("gemv", x, w, named, index, bias, out_dtype, implementation, prefix="w.")
+        return _gemv("gemv", x, w, index, bias, out_dtype, implementation, prefix="w.")
     return _dense("gemv", x, w, index, bias, out_dtype, implementation)
 
 
-def _gemv_bits(
-    bits: int, x, Wq, zero, scale, *, bias=None, group_size=None, out_dtype=None, implementation=None
-):
-    op = f"gemv_int{bits}"
-    if Wq is None:
-        raise TypeError(f"{op}: Wq must be an array; got None")
-    named = {"packed": Wq, "scale": scale, "zero": zero}
-    named = {name: as_array(op, name, a) for name, a in named.items() if a is not None}
-    w = QuantizedTensor(
-        packed=named["packed"],
-        scale=named.get("scale"),
-        zero=named.get("zero"),
-        bits=bits,
-        group_size=group_size,
-    )
-    return _gemv(op, x, w, named, None, bias, out_dtype, implementation)
-
-
 def _public(bits: int):
+    op = f"gemv_int{bits}"
+
     def gemv_bits(
         x: ArrayLike,
         Wq: ArrayLike,
@@ -74,19 +57,18 @@ def _public(bits: int):
         out_dtype: DTypeLike | None = None,
         implementation: str | None = None,
     ) -> Array:
-        return _gemv_bits(
-            bits,
-            x,
-            Wq,
-            zero,
-            scale,
-            bias=bias,
+        if Wq is None:
+            raise TypeError(f"{op}: Wq must be an array; got None")
+        w = QuantizedTensor(
+            packed=as_array(op, "packed", Wq),
+            scale=None if scale is None else as_array(op, "scale", scale),
+            zero=None if zero is None else as_array(op, "zero", zero),
+            bits=bits,
             group_size=group_size,
-            out_dtype=out_dtype,
-            implementation=implementation,
         )
+        return _gemv(op, x, w, None, bias, out_dtype, implementation)
 
-    gemv_bits.__name__ = gemv_bits.__qualname__ = f"gemv_int{bits}"
+    gemv_bits.__name__ = gemv_bits.__qualname__ = op
     gemv_bits.__doc__ = f"""x (..., K) times a weight (N, K) of {bits}-bit codes: (..., N), in x's dtype.
 
     `y[..., n] = sum_k x[..., k] * (q[n, k] - zero[n, k // g]) * scale[n, k // g]`, accumulated in float32.
@@ -187,8 +169,8 @@ def _float_zero(zero: Array, scale_dtype) -> Array:
     return zero.astype(scale_dtype if zero.dtype.itemsize == 1 else jnp.float32)
 
 
-def _gemv(op, x, w, named, index, bias, out_dtype, implementation, prefix=""):
-    """`w` holds the same arrays as `named`."""
+def _gemv(op, x, w, index, bias, out_dtype, implementation, prefix=""):
+    named = {name: getattr(w, name) for name in _ARRAYS if getattr(w, name) is not None}
     integer = "scale" not in named
     x = _check_x(op, x, (*FLOATS, jnp.int8))
     if integer and x.dtype != jnp.int8:

@@ -27,28 +27,19 @@ def product(
     Without `index`, P is empty and the weight is (N, K). With `index` of shape P, every array of the weight has
     a leading stack dimension, S or 1, and slice p of x meets entry index[p]; one out of range gives NaN.
     """
-    stack = None
-    if index is not None:
-        arrays = (packed, scale, zero, offset, codebook, bias)
-        stack = max(a.shape[0] for a in arrays if a is not None)
-        entry = jnp.clip(index, 0, stack - 1)
-        packed = _entry(packed, entry)
-        scale, zero, offset, codebook, bias = (a if a is None else _entry(a, entry) for a in arrays[1:])
+    arrays = packed, scale, zero, offset, codebook, bias
+    (packed, scale, zero, offset, codebook, bias), valid = _entries(index, arrays)
     if scale is None:
         y = _integer_product(x, packed, zero, bits=bits, group=group)
     else:
         w = weights(packed, scale, zero, offset, codebook, bits=bits, group=group, k=x.shape[-1])
         y = contract(x.astype(jnp.float32), w)
-    return finish(y, bias, index, stack, out_dtype)
+    return finish(y, bias, valid, out_dtype)
 
 
 def dense_product(x: Array, w: Array, bias: Array | None, index: Array | None, *, out_dtype) -> Array:
     """The same for a float weight (N, K), or with `index` a stack (S, N, K) of them."""
-    stack = None
-    if index is not None:
-        stack = w.shape[0]
-        entry = jnp.clip(index, 0, stack - 1)
-        w, bias = w[entry], None if bias is None else _entry(bias, entry)
+    (w, bias), valid = _entries(index, (w, bias))
     dtype = jnp.promote_types(x.dtype, w.dtype)
     if index is None and x.shape[:-1] in ((), (1,)):
         # XLA makes one loop of this everywhere; its bf16 dot on a CPU is 10 times slower for one row.
@@ -62,7 +53,7 @@ def dense_product(x: Array, w: Array, bias: Array | None, index: Array | None, *
             cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32)),
             default=contract,
         )
-    return finish(y, bias, index, stack, out_dtype)
+    return finish(y, bias, valid, out_dtype)
 
 
 def contract(x: Array, w: Array) -> Array:
@@ -79,22 +70,27 @@ def contract(x: Array, w: Array) -> Array:
     )
 
 
-def finish(y: Array, bias: Array | None, index: Array | None, stack: int | None, out_dtype) -> Array:
-    """Adds the bias, marks the slices whose index is out of range, rounds once."""
+def finish(y: Array, bias: Array | None, valid: Array | None, out_dtype) -> Array:
+    """Adds the bias, marks the slices whose index was out of range, rounds once."""
     if bias is not None:
         bias = bias.astype(jnp.float32)
         middle = (1,) * (y.ndim - bias.ndim)
         y = y + bias.reshape(*bias.shape[:-1], *middle, bias.shape[-1])
-    if index is not None and stack is not None:
-        valid = (index >= 0) & (index < stack)
+    if valid is not None:
         bad = np.asarray(np.nan if y.dtype == jnp.float32 else np.iinfo(np.int32).min, y.dtype)
         y = jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, bad)
     return y.astype(out_dtype)
 
 
-def _entry(array: Array, entry: Array) -> Array:
-    """Rows `entry` of a stack; an array of one entry serves every index."""
-    return array[jnp.zeros_like(entry) if array.shape[0] == 1 else entry]
+def _entries(index: Array | None, arrays: tuple) -> tuple[tuple, Array | None]:
+    """Of each stacked array the entries that index picks, and where index was in range; without it, as they are."""
+    if index is None:
+        return arrays, None
+    stack = max(a.shape[0] for a in arrays if a is not None)
+    entry = jnp.clip(index, 0, stack - 1)
+    # An array of one entry serves every index.
+    picked = (a if a is None else a[jnp.zeros_like(entry) if a.shape[0] == 1 else entry] for a in arrays)
+    return tuple(picked), (index >= 0) & (index < stack)
 
 
 def _integer_product(x: Array, packed: Array, zero: Array | None, *, bits: int, group: int | None) -> Array:
