@@ -97,12 +97,6 @@ bool select(const Problem& problem, const Operands& operands, RunWith&& run_with
   return std::apply([&](auto... kernels) { return (try_one(kernels) || ...); }, Table{});
 }
 
-// Calls visit(KernelInfo) for every row of a table.
-template <typename Table, typename Visit>
-void for_each_kernel(Visit&& visit) {
-  std::apply([&](auto... kernels) { (visit(decltype(kernels)::kInfo), ...); }, Table{});
-}
-
 inline bool is_aligned(const void* pointer, Index bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from problems import Problem
-from tolerance import assert_close
+from tolerance import assert_close, assert_equal
 
 from jaxgemv import quantize
 
@@ -50,13 +50,6 @@ def problem(layer, x):
 def assert_answers(y, layer, x, dtype=jnp.float32):
     p = problem(layer, x)
     assert_close(y, p.answer(), p.magnitude(), K, dtype=dtype)
-
-
-def assert_equal(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(1, GROUP), (3, None), (4, 128), (4, None), (8, GROUP)])

@@ -13,6 +13,7 @@ probability 1 - 2 exp(-lambda^2 / 2). At lambda = 6 one element in 3e7 may miss 
 The result is then rounded once to its own dtype.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,3 +42,11 @@ def assert_close(y, exact: np.ndarray, magnitude: np.ndarray, k: int, *, dtype, 
             f"{bad.sum()} of {bad.size} elements are off; at {tuple(map(int, at))} got {y[at]}, expected {exact[at]}"
             f" +- {allowed[at]}"
         )
+
+
+def assert_equal(a, b) -> None:
+    """Two pytrees alike to the bit."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)

@@ -33,9 +33,9 @@ cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_
   for (Index first = 0; first < problem.batch; first += kMaxBatch) {
     Problem part = problem;
     part.batch = std::min(kMaxBatch, problem.batch - first);
-    select<Table>(part, operands.from_slice(problem, first), [&]<typename Kernel>(Kernel) {
-      status = Kernel::run(part, operands.from_slice(problem, first), stream);
-    });
+    const Operands slices = operands.from_slice(problem, first);
+    select<Table>(part, slices,
+                  [&]<typename Kernel>(Kernel) { status = Kernel::run(part, slices, stream); });
     if (status != cudaSuccess) break;
   }
   return status;

@@ -10,8 +10,8 @@
 
 namespace jaxgemv::cuda {
 
-// The asm is volatile to keep loads of x next to their use: hoisted, they cost registers, and
-// spill.
+// Volatile keeps the order of the source: weights, then scales, then x. (It is not needed against
+// spills: without it nothing spills either.)
 
 // 16 bytes that will not be used again: not kept in the L1.
 __device__ __forceinline__ uint4 load_stream(const void* p) {
