@@ -1,27 +1,27 @@
-"""Times jaxgemv and XLA on the shapes of real decoders, next to the time it takes just to read as many bytes.
+"""Times jaxgemv, XLA, torch and gemlite on the shapes of real decoders, beside the time it takes just to read as much.
 
-- `python -m bench`: everything, on the GPU if there is one
+- `python -m bench`: everything, on the GPU if there is one; torch and gemlite where they are installed
 - `python -m bench --quick`: a first look
-- `python -m bench --rows 1,16,64 --save`: more rows of x; the result goes to bench/results/
+- `python -m bench --rows 1,16,64 --save`: more rows of x; JSON and a plot go to bench/results/
+- `python -m bench --no-jit --systems jaxgemv`: the kernels alone, in captured CUDA graphs; quick
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
+- `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that accepts a problem, beside the one that is chosen
+- `python -m bench --plot FILE.json`: draws an earlier result again
 """
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import jaxgemv
-from bench import floor, native, report, systems, timing
+from bench import environment, floor, measure, native, plot, report, systems, timing, torch_systems, tune
 
 PLANS = {
-    "gpu": timing.Plan(
-        rotate=400e6, copies_range=(20, 128), calls=200, memory=8e9, repeats=11, executions=24
-    ),
+    "gpu": timing.Plan(rotate=400e6, copies_range=(4, 100), calls=100, memory=8e9, repeats=15, executions=24),
     # JAX may run several executions side by side on a CPU, so there is only ever one.
     "cpu": timing.Plan(rotate=256e6, copies_range=(4, 64), calls=1, memory=2e9, repeats=11, executions=1),
 }
@@ -29,6 +29,11 @@ PLANS = {
 
 def main() -> None:
     args = _arguments()
+    if args.plot:
+        print(_plot(args.plot))
+        return
+    # JAX takes its share of the GPU at once; torch needs the rest.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
     if args.platform:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(args.platform, args.platform))
     device = jax.devices()[0]
@@ -37,30 +42,38 @@ def main() -> None:
     plan = PLANS[device.platform]
     if args.quick:
         plan = plan._replace(repeats=5)
+    if args.tune:
+        _tune(device, plan, args)
+        return
     cells = _cells(device.platform, args)
     if not cells:
         raise SystemExit("bench: nothing to measure; see SYSTEMS in bench/systems.py")
 
     # Progress goes to stderr, so that the table alone can be piped.
     console = Console(width=None if Console().is_terminal else 180)
-    env = report.environment(device, args.commit)
+    env = environment.environment(device, args.commit)
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    progress = Progress(*columns, console=Console(stderr=True))
     rows: list[report.Row] = []
-    library, missing = native.load(device) if device.platform == "gpu" else (None, None)
-    with progress:
-        task = progress.add_task("read floor", total=len(cells))
-        read = _floor(device, plan, args.quick, library, missing)
-        for n, k, m, dtype, system in cells:
-            what = f"{system.name} {system.format}, {n} x {k}, M = {m}, x {dtype}"
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("compiling, reading", total=len(cells) * len(args.rows))
+        read, library = _floor(device, plan, cells)
+        if args.no_jit and library is None:
+            raise SystemExit(f"bench: --no-jit needs a GPU and nvcc; the read floor is {read.how}")
+        setup = measure.Setup(device.platform, plan, library, jit=not args.no_jit)
+        for n, k, dtype, system in cells:
+            what = f"{system.name} {system.format}, {n} x {k}, x {dtype}"
             progress.update(task, description=what)
+            run = torch_systems.measure if isinstance(system, torch_systems.TorchSystem) else measure.measure
             try:
-                rows.append(_measure(system, n, k, m, dtype, device.platform, plan, read, library))
-            except jax.errors.JaxRuntimeError as error:
-                # Out of memory, or refused by a kernel: the other rows are still worth having.
+                for each in run(system, n, k, dtype, args.rows, setup):
+                    rows.append(_row(system, n, k, dtype, each, read.us(each.nbytes)))
+                    progress.advance(task)
+            except (RuntimeError, TypeError, ValueError) as error:
+                # Out of memory, or a shape that a system cannot do: the other rows are still worth having.
                 console.print(f"{what}: {str(error).splitlines()[0]}", markup=False)
-            progress.advance(task)
         progress.update(task, description="done")
+    shapes = list(dict.fromkeys(cell[:2] for cell in cells))
+    rows.sort(key=lambda r: (shapes.index((r.n, r.k)), r.rows))
 
     baseline = systems.BASELINE[device.platform]
     report.compare(rows, baseline)
@@ -70,66 +83,79 @@ def main() -> None:
         console.print(line, markup=False, highlight=False)
     if args.save or args.out:
         method = {**plan._asdict(), "empty_call_us": read.empty_us, "baseline": baseline, "notes": lines}
-        console.print(f"saved to {report.save(args.out, env, method, rows)}", markup=False)
+        path = report.save(args.out, env, method, rows)
+        console.print(f"saved to {path}; {_plot(path)}", markup=False)
 
 
-def _floor(device, plan, quick, library, missing):
-    if device.platform == "cpu":
-        return floor.CpuFloor()
+def _tune(device, plan, args) -> None:
+    library, missing = native.load(device) if device.platform == "gpu" else (None, "no GPU")
     if library is None:
-        return floor.NoFloor(missing)
-    return floor.GpuFloor(plan, library, floor.GRIDS[:3] if quick else floor.GRIDS)
+        raise SystemExit(f"bench: --tune needs a GPU and nvcc; {missing}")
+    library = native.Native(library, int(plan.rotate))
+    args.systems = ["jaxgemv"]
+    results = []
+    for n, k, dtype, system in _cells("gpu", args):
+        if system.format not in ("f16", "bf16"):
+            each = tune.tune(system, n, k, dtype, args.rows, plan, library)
+            results += [(n, k, dtype, system.format, *one) for one in each]
+    Console(width=None if Console().is_terminal else 180).print(tune.table(results))
 
 
-def _measure(system, n, k, m, dtype, platform, plan, read, library) -> report.Row:
-    keys = jax.random.split(jax.random.key(0, impl="rbg"), 2)
-    x = jax.random.normal(keys[0], (m, k), dtype)
-    make = partial(system.weights, n=n, k=k, dtype=dtype)
-    shapes = jax.tree.leaves(jax.eval_shape(make, keys[1]))
-    weight_bytes = sum(a.size * a.dtype.itemsize for a in shapes)
-    copies = [make(key) for key in jax.random.split(keys[1], plan.copies(weight_bytes))]
+def _plot(path: Path) -> str:
+    picture = plot.draw(path)
+    return f"plot: {picture}" if picture else "no plot: matplotlib is not installed"
 
-    program = timing.compile_chain(system.product, platform, plan)
-    y = program(x, copies)[-1]
-    error = float(systems.relative_error(y, x, copies[-1], system.dense))
-    sample = timing.measure(program, x, copies, plan)
-    alone = None
-    if library is not None and isinstance(copies[0], jaxgemv.QuantizedTensor):
-        alone = native.graph_products(library, x, copies, y)
-    del copies  # makes room for the floor's
-    nbytes = weight_bytes + x.nbytes + y.nbytes
-    floor_us, kernel_floor_us = read.us(nbytes)
-    implementation = {"gpu": "cuda"}.get(platform, platform)
+
+def _floor(device, plan, cells):
+    """(the read floor, the native part or None)"""
+    if device.platform == "cpu":
+        return floor.CpuFloor(), None
+    library, missing = native.load(device)
+    if library is None:
+        return floor.NoFloor(missing), None
+    largest = max(2.1 * n * k for n, k, *_ in cells)
+    library = native.Native(library, int(plan.rotate + largest))
+    return floor.GpuFloor(library, plan.calls), library
+
+
+def _row(system, n, k, dtype, measured: measure.Measured, floor_us) -> report.Row:
+    sample = measured.sample
     return report.Row(
         n=n,
         k=k,
-        rows=m,
-        dtype=jnp.dtype(dtype).name,
+        rows=measured.rows,
+        dtype=dtype,
         format=system.format,
         system=system.name,
-        nbytes=nbytes,
-        gb_per_s=nbytes / sample.us / 1e3,
+        us=sample and sample.us,
+        spread=sample and sample.spread,
+        enqueue_us=sample and sample.enqueue_us,
+        calls=sample and sample.calls,
+        nbytes=measured.nbytes,
         floor_us=floor_us,
-        kernel_us=alone,
-        kernel_floor_us=kernel_floor_us,
-        error=error,
-        note=systems.without_kernel(system, n, k, m, dtype, implementation),
-        **sample._asdict(),
+        kernel_us=measured.kernel_us,
+        error=measured.error,
+        note=measured.note,
     )
 
 
 def _cells(platform: str, args) -> list:
-    """(N, K, M, dtype of x, system) for each row of the table."""
+    """(N, K, dtype of x, system) for each set of weights."""
     shapes = args.shapes or (systems.QUICK_SHAPES if args.quick else systems.SHAPES)[platform]
+    chosen = [
+        s
+        for s in (*systems.SYSTEMS, *torch_systems.SYSTEMS)
+        if _chosen(args.systems, s.name) and _chosen(args.formats, s.format)
+    ]
+    if args.no_jit:
+        chosen = [s for s in chosen if s.name != "XLA"]
+    chosen = [s for s in chosen if isinstance(s, systems.System) or torch_systems.installed(s, platform)]
     return [
-        (n, k, m, dtype, system)
+        (n, k, dtype, system)
         for n, k in shapes
-        for m in args.rows
-        for system in systems.SYSTEMS
+        for system in chosen
         for dtype in system.dtypes.get(platform, ())
-        if _chosen(args.systems, system.name)
-        and _chosen(args.formats, system.format)
-        and _chosen(args.dtypes, dtype)
+        if _chosen(args.dtypes, dtype)
     ]
 
 
@@ -146,17 +172,24 @@ def _arguments():
     words = partial(str.split, sep=",")
     parser.add_argument("--platform", choices=("cpu", "gpu"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, fewer repeats")
+    parser.add_argument("--no-jit", action="store_true", help="only the kernels alone, in captured graphs")
+    parser.add_argument(
+        "--tune", action="store_true", help="compare the kernels of the table with each other"
+    )
     parser.add_argument(
         "--shapes", "--only", type=_shapes, metavar="NxK,...", help="instead of the usual ones"
     )
     parser.add_argument("--rows", type=_numbers, default=[1], metavar="M,...", help="rows of x (default: 1)")
-    parser.add_argument("--formats", type=words, metavar="NAME,...", help="int4, int8, bf16, f32")
-    parser.add_argument("--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA")
+    parser.add_argument("--formats", type=words, metavar="NAME,...", help="int2, int4, int8, f16, bf16, f32")
+    parser.add_argument("--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA, torch, gemlite")
     parser.add_argument("--dtypes", type=words, metavar="NAME,...", help="of x: float16, bfloat16, float32")
     parser.add_argument(
-        "--save", action="store_true", help="write JSON to bench/results/<device>-<date>.json"
+        "--save", action="store_true", help="write JSON and PNG to bench/results/<device>-<date>"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON to FILE")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON to FILE, and a PNG beside it")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the PNG of such a FILE, and do no more"
+    )
     parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""The native part of the GPU benchmark: the read kernel (floor.cu), and timing in a captured graph (graph.cu)."""
+"""The native part of the GPU benchmark: the read floor, a stopwatch for jitted programs, timing in a captured graph."""
 
 import ctypes
 import hashlib
@@ -8,12 +8,73 @@ import subprocess
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
-READ = "jaxgemv_bench_read"  # FFI target of the read kernel
+START, STOP = "jaxgemv_bench_start", "jaxgemv_bench_stop"  # FFI targets
 
 _HERE = Path(__file__).parent
 _CUDA = _HERE.parent / "csrc/cuda"
-_SOURCES = (_HERE / "floor.cu", _HERE / "graph.cu", _CUDA / "kernels.cu")
+_NOT_SUPPORTED = 801  # cudaErrorNotSupported
+
+
+class _Scratch(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+class Native:
+    """The compiled sources, and `scratch`: random memory that is read to empty the L2, or to time reading."""
+
+    def __init__(self, library: ctypes.CDLL, scratch_bytes: int):
+        self._library = library
+        for name in ("products", "reads", "elapsed"):
+            getattr(library, f"jaxgemv_bench_{name}").restype = ctypes.c_float
+        library.jaxgemv_bench_error.restype = ctypes.c_char_p
+        for target in (START, STOP):
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="CUDA")
+        key = jax.random.key(1, impl="rbg")
+        self.scratch = jax.jit(lambda: jax.random.bits(key, (scratch_bytes // 4,), jnp.uint32))()
+        self._scratch = _Scratch(self.scratch.unsafe_buffer_pointer(), self.scratch.nbytes)
+
+    def elapsed_us(self) -> float:
+        """From START to STOP in the program that ran last."""
+        return self._checked(self._library.jaxgemv_bench_elapsed())
+
+    def read_us(self, nbytes: int, calls: int, replays: int, grid: tuple[int, int]) -> float:
+        """One read of that many bytes, in a graph of `calls` reads."""
+        size, ctas_per_sm, threads = map(_long, (nbytes, *grid))
+        read = self._library.jaxgemv_bench_reads
+        return self._checked(read(self._scratch, size, calls, replays, ctas_per_sm, threads))
+
+    def product_us(self, x, weights, y, replays: int, kernel: str = "") -> float | None:
+        """One product of x, in a graph of one with each weight, which write to y; None without a kernel.
+
+        The weights are QuantizedTensors, or dense (N, K) arrays in x's dtype. `kernel`: the only one to try.
+        """
+        w = weights[0]
+        dense = isinstance(w, jax.Array)
+        n, k = w.shape
+        groups = 0 if dense or w.scale.ndim < 2 else w.scale.shape[-1]
+        us = self._library.jaxgemv_bench_products(
+            self._scratch,
+            *map(_long, (x.shape[0], n, k)),
+            16 if dense else w.bits,
+            _long(-(-k // groups) if groups else 0),
+            int(x.dtype == "bfloat16"),
+            _at(x),
+            _at(y),
+            len(weights),
+            replays,
+            _pointers([w if dense else w.packed for w in weights]),
+            _pointers([None if dense else w.scale for w in weights]),
+            _pointers([None if dense else w.zero for w in weights]),
+            kernel.encode(),
+        )
+        return None if us == -_NOT_SUPPORTED else self._checked(us)
+
+    def _checked(self, us: float) -> float:
+        if us < 0:
+            raise RuntimeError(self._library.jaxgemv_bench_error(int(-us)).decode())
+        return us
 
 
 def load(device) -> tuple[ctypes.CDLL | None, str | None]:
@@ -21,28 +82,30 @@ def load(device) -> tuple[ctypes.CDLL | None, str | None]:
     compiler = nvcc()
     if compiler is None:
         return None, "no nvcc on PATH or in CUDA_HOME"
-    arch = "sm_" + str(device.compute_capability).replace(".", "")
-    options = ["-O3", "-std=c++20", f"-arch={arch}", "-shared", "-Xcompiler=-fPIC"]
+    arch = str(device.compute_capability).replace(".", "").replace("90", "90a")  # with wgmma
+    options = [
+        "-O3",
+        "-std=c++20",
+        f"-gencode=arch=compute_{arch},code=sm_{arch}",
+        "-shared",
+        "-Xcompiler=-fPIC",
+        "--threads=0",
+    ]
     options += ["-isystem", jax.ffi.include_dir()]
     recipe = hashlib.sha256(f"{options} {jax.__version__}".encode())
-    for source in sorted(
-        [*_HERE.glob("*.*u*"), _HERE / "floor.h", *_CUDA.glob("*"), *_CUDA.parent.glob("*.h")]
-    ):
-        recipe.update(source.read_bytes())
+    sources = sorted([*_HERE.glob("*.cu"), *_CUDA.glob("*.cu")])
+    for file in sorted([*sources, *_HERE.glob("*.h"), *_CUDA.glob("*.*h"), *_CUDA.parent.glob("*.h")]):
+        recipe.update(file.read_bytes())
     path = _HERE / ".cache" / f"bench-{recipe.hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        command = [compiler, *options, *map(str, _SOURCES), "-o", str(unfinished)]
+        command = [compiler, *options, *map(str, sources), "-o", str(unfinished)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             return None, f"nvcc failed: {done.stderr.strip()[-500:]}"
         unfinished.replace(path)
-    library = ctypes.CDLL(str(path))
-    library.jaxgemv_bench_products.restype = ctypes.c_float
-    library.jaxgemv_bench_reads.restype = ctypes.c_float
-    jax.ffi.register_ffi_target(READ, jax.ffi.pycapsule(getattr(library, READ)), platform="CUDA")
-    return library, None
+    return ctypes.CDLL(str(path)), None
 
 
 def nvcc() -> str | None:
@@ -50,36 +113,6 @@ def nvcc() -> str | None:
         if home and (Path(home) / "bin/nvcc").exists():
             return str(Path(home) / "bin/nvcc")
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-
-
-def graph_reads(library, copies, words: int, grid) -> float:
-    """Microseconds of one read of `words` words, in a graph of one read of each copy."""
-    out = jax.numpy.zeros(1, "uint32")
-    return _checked(
-        library.jaxgemv_bench_reads(_long(words), len(copies), _pointers(copies), _at(out), *map(_long, grid))
-    )
-
-
-def graph_products(library, x, copies, y) -> float:
-    """Microseconds of one product of x, in a graph of one with each copy (QuantizedTensors); y is scratch."""
-    w = copies[0]
-    n, k = w.shape
-    groups = w.scale.shape[-1] if w.scale.ndim == 2 else 0
-    zeros = [_at(c.zero) if c.zero is not None else None for c in copies]
-    return _checked(
-        library.jaxgemv_bench_products(
-            *map(_long, (x.shape[0], n, k)),
-            w.bits,
-            _long(-(-k // groups) if groups else 0),
-            int(x.dtype == "bfloat16"),
-            _at(x),
-            _at(y),
-            len(copies),
-            _pointers([c.packed for c in copies]),
-            _pointers([c.scale for c in copies]),
-            (ctypes.c_void_p * len(copies))(*zeros),
-        )
-    )
 
 
 def _long(value: int):
@@ -91,10 +124,4 @@ def _at(array):
 
 
 def _pointers(arrays):
-    return (ctypes.c_void_p * len(arrays))(*[_at(a) for a in arrays])
-
-
-def _checked(us: float) -> float:
-    if us < 0:
-        raise RuntimeError("bench: a kernel failed while it was timed in a graph")
-    return us
+    return (ctypes.c_void_p * len(arrays))(*[None if a is None else _at(a) for a in arrays])

@@ -1,17 +1,18 @@
-"""What is measured: one row of SYSTEMS for each way to store a weight and multiply by it."""
+"""What is measured: one row of SYSTEMS for each way to store a weight and multiply by it. See also torch_systems.py."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxgemv
 
-# N x K of the linear layers of Llama 3 8B and 70B, Qwen 2 7B, and a square.
-SHAPES = {
+SHAPES = {  # N x K
     "gpu": (
+        # The linear layers of Llama 3 8B and 70B, Qwen 2 7B, and a square.
         (4096, 4096),
         (6144, 4096),
         (28672, 4096),
@@ -20,48 +21,76 @@ SHAPES = {
         (8192, 8192),
         (28672, 8192),
         (8192, 28672),
+        # The other squares.
+        (512, 512),
+        (1024, 1024),
+        (2048, 2048),
+        (16384, 16384),
+        # Few outputs (a key or value projection, a router), and very many (the last layer of Llama 3).
+        (256, 4096),
+        (1024, 4096),
+        (128256, 4096),
     ),
     "cpu": ((4096, 4096), (14336, 4096), (4096, 14336)),
 }
-QUICK_SHAPES = {"gpu": ((4096, 4096), (8192, 28672)), "cpu": ((4096, 4096),)}
+QUICK_SHAPES = {
+    "gpu": ((4096, 4096), (28672, 4096), (8192, 28672), (1024, 1024)),
+    "cpu": ((4096, 4096),),
+}
 
 
 class System(NamedTuple):
     name: str
     format: str
     dtypes: dict[str, tuple[str, ...]]  # of x, for each platform where the system is measured
-    weights: Callable  # (key, n, k, dtype of x) -> one copy of the weight, a pytree
+    weights: Callable  # (seed, n, k, dtype of x) -> one copy of the weight, a pytree
     product: Callable  # (x, weight) -> y
-    dense: Callable  # weight -> the float32 (N, K) that it stands for
 
 
-@partial(jax.jit, static_argnames=("n", "k", "dtype", "bits", "group", "zero"))
-def quantized(key, n, k, dtype, *, bits, group=None, zero=False):
-    """Random codes, with scale and zero in x's dtype; one scale a row where there is no group."""
-    keys = jax.random.split(key, 3)
-    shape = (n,) if group is None else (n, -(-k // group))
-    codes = 1 << bits
-    return jaxgemv.QuantizedTensor(
-        packed=jax.random.bits(keys[0], (n, -(-k * bits // 32)), jnp.uint32),
-        scale=jax.random.uniform(keys[1], shape, jnp.float32, 0.5 / codes, 1.5 / codes).astype(dtype),
-        zero=jax.random.randint(keys[2], shape, 0, codes).astype(dtype) if zero else None,
-        bits=bits,
-        group_size=group,
-        k=k,
-    )
+def _key(seed):
+    return jax.random.key(seed, impl="rbg")
+
+
+@partial(jax.jit, static_argnames="shape")
+def _random_words(seed, shape):
+    return jax.random.bits(_key(seed), shape, jnp.uint32)
+
+
+@lru_cache(maxsize=1)
+def _affine_on_host(n: int, groups: int | None, codes: range, dtype):
+    rng = np.random.default_rng(0)
+    shape = (n,) if groups is None else (n, groups)
+    scale = (rng.uniform(0.5, 1.5, shape) / len(codes)).astype(dtype)
+    return scale, None if groups is None else rng.integers(codes.start, codes.stop, shape).astype(dtype)
+
+
+def _affine(n: int, groups: int | None, codes: range, dtype):
+    """A scale and a zero for each group, or a scale for each row: from the host, which spares a compilation."""
+    return jax.tree.map(jnp.array, _affine_on_host(n, groups, codes, jnp.dtype(dtype)))
+
+
+def _quantized(seed, n, k, dtype, *, bits, group=None):
+    """Random codes; scales and zeros in x's dtype."""
+    groups = None if group is None else -(-k // group)
+    scale, zero = _affine(n, groups, range(1 << bits), dtype)
+    words = _random_words(seed, (n, -(-k * bits // 32)))
+    return jaxgemv.QuantizedTensor(packed=words, scale=scale, zero=zero, bits=bits, group_size=group, k=k)
 
 
 @partial(jax.jit, static_argnames=("n", "k", "dtype"))
-def dense(key, n, k, dtype):
-    return jax.random.normal(key, (n, k), dtype)
+def _matrix(seed, n, k, dtype):
+    return jax.random.normal(_key(seed), (n, k), dtype)
 
 
-def _float32(w):
-    return w.astype(jnp.float32)
+@partial(jax.jit, static_argnames=("n", "k"))
+def _codes(seed, n, k):
+    return jax.random.bits(_key(seed), (n, k), jnp.uint8).astype(jnp.int4)
 
 
-def _dequantized(w):
-    return w.dequantize(jnp.float32)
+def _int4(seed, n, k, dtype, *, group=None):
+    """JAX's own int4, with the rest as in _quantized."""
+    groups = None if group is None else k // group
+    return _codes(seed, n, k), *_affine(n, groups, range(-8, 8), dtype)
 
 
 def _dot(x, w):
@@ -69,20 +98,50 @@ def _dot(x, w):
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
 
 
+def _scaled_dot(x, w):
+    codes, scale, _ = w
+    return _dot(x, codes.astype(x.dtype)) * scale
+
+
+def _dequantized(w, dtype):
+    codes, scale, zero = w
+    if zero is None:
+        return codes.astype(dtype) * scale.astype(dtype)[:, None]
+    groups = codes.reshape(*scale.shape, -1).astype(dtype)
+    return ((groups - zero.astype(dtype)[..., None]) * scale.astype(dtype)[..., None]).reshape(codes.shape)
+
+
+def _dequantizing_dot(x, w):
+    return _dot(x, _dequantized(w, x.dtype))
+
+
+@jax.jit
+def dense(w):
+    """The float32 (N, K) that a weight stands for."""
+    if isinstance(w, jaxgemv.QuantizedTensor):
+        return w.dequantize(jnp.float32)
+    return _dequantized(w, jnp.float32) if isinstance(w, tuple) else w.astype(jnp.float32)
+
+
 _QUANTIZED_X = {"gpu": ("float16", "bfloat16"), "cpu": ("float32", "bfloat16")}
+_F16, _BF16 = {"gpu": ("float16",)}, {"gpu": ("bfloat16",)}
+
+
+def _jaxgemv(format: str, dtypes: dict, weights: Callable) -> System:
+    return System("jaxgemv", format, dtypes, weights, jaxgemv.gemv)
+
 
 SYSTEMS = (
-    System(
-        "jaxgemv",
-        "int4 g128",
-        _QUANTIZED_X,
-        partial(quantized, bits=4, group=128, zero=True),
-        jaxgemv.gemv,
-        _dequantized,
-    ),
-    System("jaxgemv", "int8", _QUANTIZED_X, partial(quantized, bits=8), jaxgemv.gemv, _dequantized),
-    System("XLA", "f32", {"cpu": ("float32",)}, dense, _dot, _float32),
-    System("XLA", "bf16", {"gpu": ("bfloat16",), "cpu": ("bfloat16",)}, dense, _dot, _float32),
+    _jaxgemv("int4 g128", _QUANTIZED_X, partial(_quantized, bits=4, group=128)),
+    _jaxgemv("int8", _QUANTIZED_X, partial(_quantized, bits=8)),
+    _jaxgemv("int2 g128", {"gpu": ("float16", "bfloat16")}, partial(_quantized, bits=2, group=128)),
+    _jaxgemv("f16", _F16, _matrix),
+    _jaxgemv("bf16", _BF16, _matrix),
+    System("XLA", "f32", {"cpu": ("float32",)}, _matrix, _dot),
+    System("XLA", "bf16", _BF16 | {"cpu": ("bfloat16",)}, _matrix, _dot),
+    # XLA's best int4 is the better of these two.
+    System("XLA", "int4 channel", _BF16, _int4, _scaled_dot),
+    System("XLA", "int4 g128", _BF16, partial(_int4, group=128), _dequantizing_dot),
 )
 
 # What other rows of the same shape and M are compared with. On a CPU XLA is slower in bf16 than in f32.
@@ -93,17 +152,10 @@ def without_kernel(system: System, n: int, k: int, rows: int, dtype: str, implem
     """Why jaxgemv would run its reference here: a time that must not pass for a kernel's."""
     if system.name != "jaxgemv":
         return None
-    w = jax.eval_shape(lambda: system.weights(jax.random.key(0), n, k, dtype))
+    w = jax.eval_shape(lambda: system.weights(0, n, k, dtype))
     x = jax.ShapeDtypeStruct((rows, k), dtype)
     try:
         jax.eval_shape(partial(system.product, implementation=implementation), x, w)
     except NotImplementedError as error:
         return str(error)
     return None
-
-
-@partial(jax.jit, static_argnames="dense")
-def relative_error(y, x, w, dense):
-    """||y - ref|| / ||ref||, with the reference in float32."""
-    expected = jnp.dot(x.astype(jnp.float32), dense(w).T, precision="highest")
-    return jnp.linalg.norm(y.astype(jnp.float32) - expected) / jnp.linalg.norm(expected)

@@ -43,9 +43,11 @@ enable_language(CUDA)
 if(NOT architectures)  # the last one also as PTX, which newer GPUs compile for themselves
   set(architectures 80-real 86-real 89-real 90-real 100-real 120)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
-    set(architectures 80-real 86-real 89-real 90)
+    set(architectures 80-real 86-real 89-real 90-real 90-virtual)
   endif()
 endif()
+# wgmma exists in Hopper's own dialect only.
+list(TRANSFORM architectures REPLACE "^90(-real)?$" "90a-real")
 set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # so that the module loads where there is no CUDA

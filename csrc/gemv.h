@@ -85,14 +85,14 @@ struct KernelInfo {
 //   static bool accepts(const Problem&, const Operands&);   // shape, alignment, processor
 //   static <status> run(...);
 // and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with`
-// with the first that matches bits and dtype and accepts the problem; false when there is none.
+// with the first that matches bits and dtype and accepts the problem, and with the next ones until
+// a call is true; false when none is.
 template <typename Table, typename RunWith>
 bool select(const Problem& problem, const Operands& operands, RunWith&& run_with) {
   auto try_one = [&]<typename Kernel>(Kernel) {
     if (Kernel::kInfo.bits != problem.bits || Kernel::kInfo.x != problem.x) return false;
     if (!Kernel::accepts(problem, operands)) return false;
-    run_with(Kernel{});
-    return true;
+    return run_with(Kernel{});
   };
   return std::apply([&](auto... kernels) { return (try_one(kernels) || ...); }, Table{});
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from problems import Case, make
 
-from jaxgemv import gemv
+from jaxgemv import QuantizedTensor, gemv
 
 CASES = (
     Case(1, 1, 1, "tensor", "mid"),
@@ -48,7 +48,7 @@ def test_rows_of_the_default(m, rng):
 @pytest.mark.parametrize("group", [32, 64, 128, 256, "row", "tensor"])
 @pytest.mark.parametrize(("m", "n"), [(1, 16), (1, 40), (8, 33), (17, 129), (65, 16)])
 @pytest.mark.parametrize("x", ["float16", "bfloat16"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_whole_groups(backend, bits, group, m, n, x, rng):
     """What models have: K a multiple of 128 or of 512, the usual groups, and N with and without a tail."""
     if backend == "xla":
@@ -58,6 +58,48 @@ def test_whole_groups(backend, bits, group, m, n, x, rng):
     p = make(rng, bits, x, Case(m, n, k, group, form, bias=n == 40), exact=True)
     y = gemv(p.x, p.tensor, bias=p.bias, out_dtype="float32", implementation=backend)
     np.testing.assert_array_equal(y, p.answer())
+
+
+# M, N, K, group: more tiles than SMs, several slices of K, more rows than shared memory has room for at once, ragged
+# ends of N and K, each with the kernel for its M.
+LARGE = (
+    (1, 2500, 9216, 128),
+    (1, 4099, 20544, 64),
+    (1, 33, 40960, 32),
+    (1, 5000, 4224, "row"),
+    (3, 2121, 12416, 128),
+    (8, 40000, 4096, 128),
+    (5, 3000, 8192, "row"),
+    (8, 17, 640, 64),
+    (16, 2500, 4608, 128),
+    (17, 300, 4096, 128),
+    (33, 4100, 2048, "row"),
+    (64, 1028, 14336, 128),
+)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", LARGE, ids=str)
+@pytest.mark.parametrize("x", ["float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_large(bits, x, case):
+    """Against XLA's matmul on the same device; all values are exact, so the results are equal."""
+    m, n, k, group = case
+    with jax.default_device(jax.devices("cuda")[0]):
+        keys = jax.random.split(jax.random.key(k + m), 4)
+        shape = (n,) if group == "row" else (n, k // group)
+        w = QuantizedTensor(
+            packed=jax.random.bits(keys[0], (n, k * bits // 32), "uint32"),
+            scale=2.0 ** jax.random.randint(keys[1], shape, -1, 1).astype(x),
+            zero=jax.random.randint(keys[2], shape, 0, 1 << bits).astype(x),
+            bits=bits,
+        )
+        rows = jax.random.randint(keys[3], (m, k), -2, 3).astype(x)
+        y = gemv(rows, w, out_dtype="float32", implementation="cuda")
+        again = gemv(rows, w, out_dtype="float32", implementation="cuda")
+        exact = jnp.dot(rows.astype("float32"), w.dequantize("float32").T, precision="highest")
+    np.testing.assert_array_equal(y, exact)
+    np.testing.assert_array_equal(y, again)
 
 
 @pytest.mark.parametrize("groups", [(None, 4), (4, None), (0, 4), (4, 0)])

@@ -21,9 +21,10 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162f
 
 // The element whose bits are the low ones of `bits`.
 __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
-  if (dtype == Dtype::kF16)
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  return __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
+  // No branches: this is in the inner loops.
+  const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  const float other = __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
+  return dtype == Dtype::kF16 ? half : other;
 }
 
 __device__ __forceinline__ uint32_t load_bits(const void* data, Dtype dtype, Index i) {

@@ -5,6 +5,8 @@
 #include "launch.h"
 #include "mma.cuh"
 #include "simt.cuh"
+#include "stream_launch.cuh"
+#include "wgmma_launch.cuh"
 
 namespace jaxgemv::cuda {
 
@@ -14,19 +16,24 @@ template <typename X>
 using SimtRows = std::tuple<Simt<1, X>, Simt<2, X>, Simt<3, X>, Simt<4, X>, Simt<5, X>, Simt<6, X>,
                             Simt<7, X>, Simt<8, X>>;
 
-using MmaRows = std::tuple<Mma<4, __half>, Mma<4, __nv_bfloat16>,  //
-                           Mma<8, __half>, Mma<8, __nv_bfloat16>>;
+// Of each width, the kernels for few rows of x, for many, and for what these refuse.
+template <typename X>
+using FastRows = std::tuple<Stream<2, X>, Stream<4, X>, Stream<8, X>,  //
+                            Wgmma<4, X>, Wgmma<8, X>,                  //
+                            Mma<4, X>, Mma<8, X>>;
 
 // Fastest first: the first row that accepts a problem runs it.
-using Table = decltype(std::tuple_cat(MmaRows{}, SimtRows<__half>{}, SimtRows<__nv_bfloat16>{},
-                                      SimtRows<float>{}));
+using Table =
+    decltype(std::tuple_cat(FastRows<__half>{}, FastRows<__nv_bfloat16>{}, SimtRows<__half>{},
+                            SimtRows<__nv_bfloat16>{}, SimtRows<float>{}));
 
 constexpr auto kTable =
     std::apply([](auto... kernels) { return std::array{decltype(kernels)::kInfo...}; }, Table{});
 
 }  // namespace
 
-cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_t stream) {
+cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_t stream,
+                   std::string_view only) {
   cudaError_t status = cudaErrorNotSupported;
   // A grid has at most 65535 slices; a longer batch takes several launches.
   constexpr Index kMaxBatch = 65535;
@@ -34,8 +41,11 @@ cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_
     Problem part = problem;
     part.batch = std::min(kMaxBatch, problem.batch - first);
     const Operands slices = operands.from_slice(problem, first);
-    select<Table>(part, slices,
-                  [&]<typename Kernel>(Kernel) { status = Kernel::run(part, slices, stream); });
+    select<Table>(part, slices, [&]<typename Kernel>(Kernel) {
+      if (!only.empty() && Kernel::kInfo.name != only) return false;
+      status = Kernel::run(part, slices, stream);
+      return true;
+    });
     if (status != cudaSuccess) break;
   }
   return status;

@@ -36,6 +36,66 @@ __device__ __forceinline__ uint2 load8(const void* p) {
   return v;
 }
 
+// Copies 16 bytes to shared memory, past the registers and the L1, without waiting.
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
+
+// The same for 4 bytes, through the L1.
+__device__ __forceinline__ void copy4(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
+
+// Ends a group of copies; groups end in order.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Until no more than kPending groups of this thread's copies are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// kWords words from global memory, or zeros.
+template <int kWords>
+__device__ __forceinline__ void load_words(uint32_t* to, const void* from, bool inside) {
+  static_assert(kWords % 2 == 0);
+#pragma unroll
+  for (int i = 0; i < kWords; i += 4) {
+    if constexpr (kWords >= 4) {
+      const uint4 v = inside ? load16(static_cast<const uint32_t*>(from) + i) : uint4{};
+      to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+    } else {
+      const uint2 v = inside ? load8(from) : uint2{};
+      to[0] = v.x, to[1] = v.y;
+    }
+  }
+}
+
+// kWords words from shared memory, in the widest loads.
+template <int kWords>
+__device__ __forceinline__ void load_shared(uint32_t* to, const void* from) {
+  if constexpr (kWords >= 4) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(from) + i);
+      to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+    }
+  } else if constexpr (kWords == 2) {
+    const uint2 v = *static_cast<const uint2*>(from);
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = *static_cast<const uint32_t*>(from);
+  }
+}
+
 // d (16 x 8, float32) += a (16 x 16) b (16 x 8) for X = __half or __nv_bfloat16. Lane (g, t) =
 // (lane / 4, lane % 4) holds rows g and g + 8 of a, column g of b, and rows g, g + 8, columns 2t,
 // 2t + 1 of d.

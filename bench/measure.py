@@ -1,0 +1,80 @@
+"""How a JAX system is measured: its weights made, its result checked, its time taken both ways."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench import systems, timing
+from bench.native import Native
+
+
+class Setup(NamedTuple):
+    """What all measurements of a run have in common."""
+
+    platform: str
+    plan: timing.Plan
+    native: Native | None
+    jit: bool  # whether to take the time inside jit
+
+
+class Measured(NamedTuple):
+    rows: int  # of x: M
+    nbytes: int  # weight, x and y, each counted once
+    sample: timing.Sample | None  # inside jit
+    kernel_us: float | None  # in a captured graph
+    error: float | None  # ||y - ref|| / ||ref||, None if nothing ran
+    note: str | None = None  # why this is not a kernel's time
+
+
+def measure(
+    system: systems.System, n: int, k: int, dtype: str, rows: list[int], setup: Setup
+) -> Iterator[Measured]:
+    """One measurement for each number of rows of x, all with the same weights."""
+    make = partial(system.weights, n=n, k=k, dtype=dtype)
+    weight_bytes = sum(map(_nbytes, jax.tree.leaves(jax.eval_shape(make, 0))))
+    copies = [make(seed) for seed in range(setup.plan.copies(weight_bytes))]
+    weights = setup.plan.sequence(copies)
+    xs = np.random.default_rng(0).standard_normal((max(rows), k), np.float32).astype(jnp.dtype(dtype))
+    expected = np.asarray(_product(xs.astype(np.float32), systems.dense(weights[-1])))
+    implementation = {"gpu": "cuda"}.get(setup.platform, setup.platform)
+    for m in rows:
+        x = jax.device_put(xs[:m])
+        sample = kernel_us = None
+        ys = []
+        if setup.jit and setup.native:
+            y, sample = timing.measure_on_device(system.product, x, copies, setup.plan, setup.native)
+            ys.append(y)
+        elif setup.jit:
+            y, sample = timing.measure_on_host(system.product, x, copies, setup.plan, setup.platform)
+            ys.append(y)
+        if setup.native and system.name == "jaxgemv":
+            y = jax.device_put(np.zeros((m, n), x.dtype))
+            kernel_us = setup.native.product_us(x, weights, y, setup.plan.repeats)
+            ys += [y] if kernel_us else []
+        yield Measured(
+            rows=m,
+            nbytes=weight_bytes + x.nbytes + m * n * x.dtype.itemsize,
+            sample=sample,
+            kernel_us=kernel_us,
+            error=float(np.max([relative_error(y, expected[:m]) for y in ys])) if ys else None,
+            note=systems.without_kernel(system, n, k, m, dtype, implementation),
+        )
+
+
+@jax.jit
+def _product(x, w):
+    return jnp.dot(x, w.T, precision="highest")
+
+
+def relative_error(y, expected: np.ndarray) -> float:
+    difference = np.asarray(y).astype(np.float32) - expected
+    return float(np.linalg.norm(difference) / np.linalg.norm(expected))
+
+
+def _nbytes(a) -> int:
+    bits = jnp.iinfo(a.dtype).bits if jnp.issubdtype(a.dtype, jnp.integer) else 8 * a.dtype.itemsize
+    return a.size * bits // 8

@@ -1,0 +1,141 @@
+// Chooses the variant of the streaming kernel and lays out its work.
+#pragma once
+
+#include <algorithm>
+
+#include "stream.cuh"
+
+namespace jaxgemv::cuda {
+
+template <int kBits, typename X>
+struct Stream {
+  static constexpr int kMaxRows = 8;  // the columns of an mma
+  static constexpr KernelInfo kInfo{"stream", kBits, kDtypeOf<X>, kMaxRows};
+
+  // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
+  static bool accepts(const Problem& problem, const Operands& operands) {
+    return problem.M <= kMostRows && problem.N >= stream::kTileN && problem.N < (1 << 30) &&
+           problem.K < (1 << 25) && problem.K * kBits % 128 == 0 &&
+           is_aligned(operands.packed, 16) && is_aligned(operands.x, 16) &&
+           find_scales(problem, with_shift(problem, operands)).found && device().found;
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, cudaStream_t stream) {
+    const Operands given = with_shift(problem, operands);
+    const Found found = find_scales(problem, given);
+    const auto run_blocks = [&]<int kLaneWords>(std::integral_constant<int, kLaneWords>) {
+      return run_rows<Scales::kByBlock, kLaneWords>(problem, given, found, stream);
+    };
+    if (found.lane_words == 0) return run_rows<Scales::kByRow, 4>(problem, given, found, stream);
+    if (found.lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
+    if (found.lane_words == 2) return run_blocks(std::integral_constant<int, 2>{});
+    return run_blocks(std::integral_constant<int, 4>{});
+  }
+
+ private:
+  using Scales = stream::Scales;
+  // Above this there are other kernels, but for 2 bits. Each kMaxRows rows have CTAs of their own,
+  // next to each other, so that memory is read once.
+  static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
+  static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
+
+  struct Device {
+    bool found;
+    int sms, shared_bytes;
+  };
+
+  static Device device() {
+    int id = 0, sms = 0, bytes = 0;
+    const bool found =
+        cudaGetDevice(&id) == cudaSuccess &&
+        cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, id) == cudaSuccess &&
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id) == cudaSuccess;
+    return {found, sms, bytes};
+  }
+
+  // lane_words: 0 for one scale a row, else a lane's share of a block; a group is 2^group_log
+  // blocks.
+  struct Found {
+    bool found = false;
+    int lane_words = 0, group_log = 0;
+  };
+
+  static Operands with_shift(const Problem& problem, Operands operands) {
+    if (problem.affine == Affine::kMid) operands.shift = operands.scale;  // read, and not used
+    return operands;
+  }
+
+  static Found find_scales(const Problem& problem, const Operands& operands) {
+    const Param &scale = operands.scale, &shift = operands.shift;
+    if (scale.g_stride == 0 && shift.g_stride == 0) return {true};
+    const auto suits = [](const Param& p) {
+      return size_of(p.dtype) == 2 && p.g_stride == 1 && p.n_stride % 2 == 0 &&
+             p.stack_stride % 2 == 0 && is_aligned(p.data, 4);
+    };
+    if (!suits(scale) || !suits(shift) || scale.n_stride != shift.n_stride ||
+        problem.N * scale.n_stride >= (1 << 30))
+      return {};
+    for (const int lane_words : {4, 2, 1}) {
+      const Index block = lane_words * 128 / kBits;
+      const Index blocks = stream::Shape<kBits, kMaxRows, 4>::kSpanBytes / (16 * lane_words);
+      // A span has two groups or more.
+      for (int log = 0; blocks >> log >= 2; ++log)
+        if (problem.group == block << log) return {true, lane_words, log};
+    }
+    return {};
+  }
+
+  template <Scales kScales, int kLaneWords>
+  static cudaError_t run_rows(const Problem& problem, const Operands& operands, const Found& found,
+                              cudaStream_t stream) {
+    return problem.M == 1 ? launch<1, kScales, kLaneWords>(problem, operands, found, stream)
+                          : launch<kMaxRows, kScales, kLaneWords>(problem, operands, found, stream);
+  }
+
+  template <int kRows, Scales kScales, int kLaneWords>
+  static cudaError_t launch(const Problem& problem, const Operands& operands, const Found& found,
+                            cudaStream_t stream) {
+    using Shape = stream::Shape<kBits, kRows, kLaneWords>;
+    constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
+    constexpr int kWarpBytes = stream::Layout<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
+    const auto kernel =
+        stream::gemv_stream<kBits, X, kRows, (kRows > 1 && kMostRows > kRows), kScales, kLaneWords>;
+    const auto [_, sms, shared_bytes] = device();
+
+    stream::Job job{};
+    job.packed = operands.packed, job.x = operands.x, job.index = operands.index;
+    job.M = static_cast<int>(problem.M), job.N = static_cast<int>(problem.N);
+    job.K = static_cast<int>(problem.K), job.row_bytes = job.K / 8 * kBits;
+    job.group_log = found.group_log, job.scale_row = 2 * static_cast<int>(operands.scale.n_stride);
+    job.affine = problem.affine, job.y_dtype = problem.y;
+    job.stack = static_cast<int>(problem.stack);
+    job.scale = operands.scale, job.shift = operands.shift, job.bias = operands.bias;
+    job.packed_stack_stride = operands.packed_stack_stride, job.y = operands.y;
+
+    // As many warps as share K evenly, and as many CTAs as fit, with the same number of rows each.
+    // What the warps leave of the shared memory is for strips: 8 bytes for a row and two rows of x.
+    const int column_bytes = (std::min(job.M, kRows) + 1) / 2 * 8;
+    const int most_warps =
+        std::min(Shape::kMaxWarps,
+                 (shared_bytes - kReserved) / (kWarpBytes + (stream::kTileN + 4) * column_bytes));
+    const int spans = (job.row_bytes + kSpanBytes - 1) / kSpanBytes;
+    job.slices = (spans + most_warps - 1) / most_warps;
+    const int warps = (spans + job.slices - 1) / job.slices, ctas_an_sm = most_warps / warps;
+    job.m_tiles = (job.M + kRows - 1) / kRows;
+    const int ctas = std::min(job.N / stream::kTileN, std::max(sms * ctas_an_sm / job.m_tiles, 1));
+    job.rows_a_cta = job.N / ctas, job.more = job.N % ctas;
+    job.tiles = (job.rows_a_cta + (job.more > 0) + stream::kTileN - 1) / stream::kTileN;
+    const int room = shared_bytes / ctas_an_sm - kReserved - warps * kWarpBytes;
+    job.block_tiles = std::min((room / (warps * column_bytes) - 4) / stream::kTileN, job.tiles);
+    const int bytes = warps * (kWarpBytes + (job.block_tiles * stream::kTileN + 4) * column_bytes);
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (status != cudaSuccess) return status;
+    const dim3 grid(static_cast<unsigned>(ctas * job.m_tiles),
+                    static_cast<unsigned>(problem.batch));
+    kernel<<<grid, warps * 32, bytes, stream>>>(job);
+    return cudaGetLastError();
+  }
+};
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,120 @@
+// Many rows of x on Hopper: wgmma with the weights from registers and x from shared memory.
+//
+// A CTA computes kRows rows of y^T, or with a cluster its share of K of them. Two warpgroups, the
+// producers, stage x chunk by chunk; two, the consumers, copy the weights they will need into
+// shared memory, each lane its own 16 bytes, turn them into A fragments as mma.cuh does (natural
+// order in memory, k permuted), and multiply. The affine part is two fp32 terms a group:
+// y += f * dot(q, x) + c * sum(x).
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include <cmath>
+
+#include "wgmma_weights.cuh"
+
+namespace jaxgemv::cuda::wgmma {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Four outputs to y, for which `at` and N are multiples of four if `pack`.
+__device__ __forceinline__ void store4(void* y, Dtype dtype, Index at, bool pack, float4 v) {
+  if (!pack) {
+    store(y, dtype, at, v.x), store(y, dtype, at + 1, v.y);
+    store(y, dtype, at + 2, v.z), store(y, dtype, at + 3, v.w);
+  } else if (dtype == Dtype::kF16) {
+    const __half2 two[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
+    *reinterpret_cast<uint2*>(static_cast<__half*>(y) + at) = reinterpret_cast<const uint2&>(two);
+  } else {
+    const __nv_bfloat162 two[2] = {__floats2bfloat162_rn(v.x, v.y),
+                                   __floats2bfloat162_rn(v.z, v.w)};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(y) + at) =
+        reinterpret_cast<const uint2&>(two);
+  }
+}
+
+#endif
+
+template <int kBits, typename X, int kM, bool kPerRow>
+__global__ void __launch_bounds__(kThreads, 1)
+    gemv_wgmma(const Problem problem, const Operands operands, const bool wide) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using L = Layout<kBits, kM>;
+  extern __shared__ uint8_t dynamic[];
+  const uint32_t shared = (shared_address(dynamic) + 1023) & ~1023u;
+  const auto cluster = cooperative_groups::this_cluster();
+  const int rank = cluster.block_rank(), ranks = cluster.num_blocks();
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int N = static_cast<int>(problem.N), M = static_cast<int>(problem.M);
+  const int s = stack_entry(problem, operands, blockIdx.y);
+  const int chunks = s < 0 ? 0 : static_cast<int>(problem.K) / kChunkK;
+  const Share share{chunks * rank / ranks, chunks * (rank + 1) / ranks};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(shared + L::kFull + 8 * i, 4 * kWarps);
+      init_barrier(shared + L::kEmpty + 8 * i, kWarps);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  // The registers of two consumer and two producer warpgroups are 64 K together.
+  if (warp >= kWarps) {
+    give_registers<kPerRow ? 80 : 56>();
+    produce<kBits, X, kM, kPerRow>(problem, operands, share, shared);
+    return;
+  }
+  take_registers<kPerRow ? 176 : 200>();
+  // The last CTA starts early enough to be full; rows computed twice come out the same twice.
+  const int n0 = min(static_cast<int>(blockIdx.x) / ranks * kRows, N - kRows);
+  float y[kTiles][kM / 2];
+  consume<kBits, X, kM, kPerRow>(problem, operands, share, shared, s, n0, wide, y);
+
+  uint32_t thread;  // read again: nothing of it was kept through the loop
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int n_of_y = thread / 32 * 16 + thread / 4 % 8, m_of_y = thread % 4 * 2;
+  sync_threads(kThreads / 2);
+  float* const partial = reinterpret_cast<float*>(dynamic + (shared - shared_address(dynamic)));
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int n = n_of_y + kTileRows * j + 8 * r;
+      const bool has_bias = operands.bias.data != nullptr && rank == 0 && s >= 0;
+      const float bias = has_bias ? load(operands.bias, s, n0 + n, 0) : 0.f;
+#pragma unroll
+      for (int e = 0; e < kM / 4; ++e)
+        partial[(8 * (e / 2) + m_of_y + e % 2) * L::kPitch + n] =
+            y[j][e / 2 * 4 + 2 * r + e % 2] + bias;
+    }
+  if (ranks > 1)
+    cluster.sync();
+  else
+    sync_threads(kThreads / 2);
+
+  // The shares of K, added in the order of the ranks.
+  const bool pack = problem.y != Dtype::kF32 && N % 4 == 0;
+#pragma unroll 1
+  for (int e = rank * (kThreads / 2) + thread; e < M * (kRows / 4); e += kThreads / 2 * ranks) {
+    const int m = e / (kRows / 4), n = e % (kRows / 4) * 4, at = m * L::kPitch + n;
+    float4 sum = *reinterpret_cast<const float4*>(
+        (ranks > 1 ? cluster.map_shared_rank(partial, 0) : partial) + at);
+    if (ranks > 1) {
+      float4 part[kMaxRanks];
+#pragma unroll
+      for (int r = 1; r < kMaxRanks; ++r)
+        if (r < ranks)
+          part[r] = *reinterpret_cast<const float4*>(cluster.map_shared_rank(partial, r) + at);
+#pragma unroll
+      for (int r = 1; r < kMaxRanks; ++r)
+        if (r < ranks)
+          sum.x += part[r].x, sum.y += part[r].y, sum.z += part[r].z, sum.w += part[r].w;
+    }
+    if (s < 0) sum = {NAN, NAN, NAN, NAN};
+    store4(operands.y, problem.y, (Index{blockIdx.y} * M + m) * N + n0 + n, pack, sum);
+  }
+  if (ranks > 1) cluster.sync();  // the others have read this CTA's shared memory
+#endif
+}
+
+}  // namespace jaxgemv::cuda::wgmma
