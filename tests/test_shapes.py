@@ -102,6 +102,22 @@ def test_large(bits, x, case):
     np.testing.assert_array_equal(y, again)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("m", [1, 8, 17])
+def test_what_the_last_kernel_left(bits, group, m, rng):
+    """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""
+    with jax.default_device(jax.devices("cuda")[0]):
+        full = make(rng, bits, "bfloat16", Case(m, 4096, 2048, group, "zero"))
+        nan = jnp.full(full.scale.shape, jnp.nan, "bfloat16")
+        stale = QuantizedTensor(packed=full.packed, scale=nan, zero=nan, bits=bits)
+        assert jnp.isnan(gemv(full.x, stale, implementation="cuda")).all()
+        p = make(rng, bits, "bfloat16", Case(m, 40, 1280, group, "mid"), exact=True)
+        y = gemv(p.x, p.tensor, out_dtype="float32", implementation="cuda")
+    np.testing.assert_array_equal(y, p.answer())
+
+
 @pytest.mark.parametrize("groups", [(None, 4), (4, None), (0, 4), (4, 0)])
 def test_scale_and_zero_of_different_shapes(backend, groups, rng):
     """scale per row with zero per group, and the like; 0 stands for shape (), None for (N,)."""

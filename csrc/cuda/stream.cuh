@@ -118,9 +118,14 @@ struct Copier {
         const int words_log = scale_words_log();
 #pragma unroll
         for (int i = 0; i < kBlocks / 2; ++i)
-          if (i < 1 << words_log && inside)
-            copy4(ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-                  scale_from + i * (kTileN >> words_log) * job.scale_row);
+          if (i < 1 << words_log) {
+            uint8_t* const word = ring + stage + kWeightBytes + (lane + 32 * i) * 4;
+            // Past the last group a scale must be finite, because 0 times NaN is NaN.
+            if (inside)
+              copy4(word, scale_from + i * (kTileN >> words_log) * job.scale_row);
+            else
+              *reinterpret_cast<uint32_t*>(word) = 0;
+          }
         scale_from += step * job.scale_row;
       }
       if (--left == 0) {  // back to the first tile, one slice further
