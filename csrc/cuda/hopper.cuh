@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ptx.cuh"
+
 namespace jaxgemv::cuda::wgmma {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -47,14 +49,6 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 __device__ __forceinline__ uint4 load_shared16(uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,9 +1,10 @@
 // The kernel for few rows of x: each warp streams its part of the weights through a ring of its own
 // in shared memory, and keeps its part of x in registers for all the weights that its CTA meets.
 //
-// Work is cut three ways. A CTA computes a run of tiles of 16 rows of weights. A slice of K is a
-// span of a row for each of its warps; the CTA goes through its tiles once for each slice. A span
-// is a few blocks, each inside one group, so that scale and zero are two fp32 terms:
+// Work is cut three ways. A CTA computes a run of rows of the weights, in tiles of 16, of which the
+// last begins 16 rows before the end and computes some rows again. A slice of K is a span of a row
+// for each of its warps; the CTA goes through its tiles once for each slice. A span is a few
+// blocks, each inside one group, so that scale and zero are two fp32 terms:
 //   y += f * dot(q, x) + c * sum(x).
 // What a warp adds to a row lies in a strip of shared memory of its own; in the end the strips of
 // all warps are added in a fixed order.
