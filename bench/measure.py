@@ -30,13 +30,18 @@ class Measured(NamedTuple):
     note: str | None = None  # why this is not a kernel's time
 
 
+def make_copies(system: systems.System, n: int, k: int, dtype: str, plan: timing.Plan) -> tuple[int, list]:
+    """(bytes of one copy of the weight, the copies)"""
+    make = partial(system.weights, n=n, k=k, dtype=dtype)
+    weight_bytes = sum(map(_nbytes, jax.tree.leaves(jax.eval_shape(make, 0))))
+    return weight_bytes, [make(seed) for seed in range(plan.copies(weight_bytes))]
+
+
 def measure(
     system: systems.System, n: int, k: int, dtype: str, rows: list[int], setup: Setup
 ) -> Iterator[Measured]:
     """One measurement for each number of rows of x, all with the same weights."""
-    make = partial(system.weights, n=n, k=k, dtype=dtype)
-    weight_bytes = sum(map(_nbytes, jax.tree.leaves(jax.eval_shape(make, 0))))
-    copies = [make(seed) for seed in range(setup.plan.copies(weight_bytes))]
+    weight_bytes, copies = make_copies(system, n, k, dtype, setup.plan)
     weights = setup.plan.sequence(copies)
     xs = np.random.default_rng(0).standard_normal((max(rows), k), np.float32).astype(jnp.dtype(dtype))
     expected = np.asarray(_product(xs.astype(np.float32), systems.dense(weights[-1])))

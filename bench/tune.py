@@ -1,4 +1,4 @@
-"""Which kernel of the table is the fastest for a problem, and which one the table chooses."""
+"""How the kernels of the table compare on a problem, and which of them the table chooses."""
 
 import jax
 import jax.numpy as jnp
@@ -6,37 +6,36 @@ import numpy as np
 from rich.table import Table
 
 from bench import systems
+from bench.measure import make_copies
 from bench.native import Native
 from bench.timing import Plan
 from jaxgemv._ffi import backends
 
 
 def tune(system: systems.System, n: int, k: int, dtype: str, rows: list[int], plan: Plan, native: Native):
-    """For each M: (M, {kernel: us or None}, us of the table's choice). Each alone, in a captured graph."""
-    weight_bytes = sum(a.nbytes for a in jax.tree.leaves(system.weights(0, n=n, k=k, dtype=dtype)))
-    weights = plan.sequence(
-        [system.weights(seed, n=n, k=k, dtype=dtype) for seed in range(plan.copies(weight_bytes))]
-    )
-    bits = weights[0].bits
-    names = dict.fromkeys(row.name for row in backends["cuda"].kernels if (row.bits, row.x) == (bits, dtype))
+    """For each M: (M, {kernel: us}), those that accept the problem, in the order of the table.
+
+    Each is timed alone, in a captured graph.
+    """
+    weights = plan.sequence(make_copies(system, n, k, dtype, plan)[1])
+    kernel = (weights[0].bits, dtype)
+    names = dict.fromkeys(row.name for row in backends["cuda"].kernels if (row.bits, row.x) == kernel)
     for m in rows:
         x = jax.device_put(np.random.default_rng(0).standard_normal((m, k)).astype(jnp.dtype(dtype)))
         y = jax.device_put(np.zeros((m, n), x.dtype))
         times = {name: native.product_us(x, weights, y, plan.repeats, name) for name in names}
-        yield m, times, native.product_us(x, weights, y, plan.repeats)
+        yield m, {name: us for name, us in times.items() if us is not None}
 
 
 def table(results: list) -> Table:
-    """results: (N, K, dtype, format, M, times, us of the choice)"""
-    names = list(dict.fromkeys(name for *_, times, _ in results for name in times))
+    """results: (N, K, dtype, format, M, {kernel: us})"""
+    names = list(dict.fromkeys(name for *_, times in results for name in times))
     out = Table(title="us by kernel, alone in a captured graph; * is the fastest", title_justify="left")
     for name in ("N x K", "M", "x", "weights", *names, "chosen"):
         out.add_column(name, no_wrap=True, justify="right" if name in names else "left")
-    for n, k, dtype, format, m, times, chosen in results:
-        known = {name: us for name, us in times.items() if us is not None}
-        best = min(known, key=known.get)
-        # The choice is known by its time, so it can only be told apart from a kernel that is not as fast.
-        nearest = min(known, key=lambda name: abs(known[name] - chosen))
-        cells = [f"{known[name]:.2f}" + "*" * (name == best) if name in known else "" for name in names]
-        out.add_row(f"{n} x {k}", str(m), dtype, format, *cells, f"{chosen:.2f} ({nearest})")
+    for n, k, dtype, format, m, times in results:
+        best = min(times, key=times.get)
+        cells = [f"{times[name]:.2f}" + "*" * (name == best) if name in times else "" for name in names]
+        # The first that accepts a problem runs it.
+        out.add_row(f"{n} x {k}", str(m), dtype, format, *cells, next(iter(times)))
     return out

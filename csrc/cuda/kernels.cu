@@ -40,7 +40,9 @@ cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_
   for (Index first = 0; first < problem.batch; first += kMaxBatch) {
     Problem part = problem;
     part.batch = std::min(kMaxBatch, problem.batch - first);
-    const Operands slices = operands.from_slice(problem, first);
+    Operands slices = operands.from_slice(problem, first);
+    // Kernels may read shift before they look at affine.
+    if (problem.affine == Affine::kMid) slices.shift = slices.scale;
     select<Table>(part, slices, [&]<typename Kernel>(Kernel) {
       if (!only.empty() && Kernel::kInfo.name != only) return false;
       status = Kernel::run(part, slices, stream);

@@ -246,19 +246,16 @@ struct Mma {
                                           mma::gemv_mma<kBits, X, kTilesM, Groups::kPairs>,
                                           mma::gemv_mma<kBits, X, kTilesM, Groups::kOne>};
     const Kernel kernel = kKernels[static_cast<int>(groups_of(problem, operands))];
-    Operands given = operands;
-    if (problem.affine == Affine::kMid) given.shift = given.scale;  // read, and not used
     const Index tiles = ceil_div(problem.M, 8 * kTilesM) * ceil_div(problem.N, mma::kTileN);
     const Index rounds = ceil_div(problem.K, mma::kUnroll * kChunkK);
     constexpr int kResidentWarps = kTilesM == 1 ? 16 : 8;  // of an SM, by their registers
     const int warps = mma::choose_warps(tiles * problem.batch, rounds, kResidentWarps);
-    return launch_kernel(kernel, tiles, problem.batch, warps * 32, problem, given, stream);
+    return launch_kernel(kernel, tiles, problem.batch, warps * 32, problem, operands, stream);
   }
 
   static mma::Groups groups_of(const Problem& problem, const Operands& operands) {
     using mma::Groups;
-    const Param& scale = operands.scale;
-    const Param& shift = problem.affine == Affine::kMid ? scale : operands.shift;
+    const Param &scale = operands.scale, &shift = operands.shift;
     if (problem.K % (mma::kUnroll * kChunkK) != 0) return Groups::kAny;
     if (scale.g_stride == 0 && shift.g_stride == 0) return Groups::kOne;
     const bool alike = scale.dtype == shift.dtype && scale.g_stride == shift.g_stride &&

@@ -17,16 +17,15 @@ struct Stream {
     return problem.M <= kMostRows && problem.N >= stream::kTileN && problem.N < (1 << 30) &&
            problem.K < (1 << 25) && problem.K * kBits % 128 == 0 &&
            is_aligned(operands.packed, 16) && is_aligned(operands.x, 16) &&
-           find_scales(problem, with_shift(problem, operands)).found && device().found;
+           find_scales(problem, operands).found && device().found;
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, cudaStream_t stream) {
-    const Operands given = with_shift(problem, operands);
-    const Found found = find_scales(problem, given);
+    const Found found = find_scales(problem, operands);
     const auto run_blocks = [&]<int kLaneWords>(std::integral_constant<int, kLaneWords>) {
-      return run_rows<Scales::kByBlock, kLaneWords>(problem, given, found, stream);
+      return run_rows<Scales::kByBlock, kLaneWords>(problem, operands, found, stream);
     };
-    if (found.lane_words == 0) return run_rows<Scales::kByRow, 4>(problem, given, found, stream);
+    if (found.lane_words == 0) return run_rows<Scales::kByRow, 4>(problem, operands, found, stream);
     if (found.lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
     if (found.lane_words == 2) return run_blocks(std::integral_constant<int, 2>{});
     return run_blocks(std::integral_constant<int, 4>{});
@@ -59,11 +58,6 @@ struct Stream {
     bool found = false;
     int lane_words = 0, group_log = 0;
   };
-
-  static Operands with_shift(const Problem& problem, Operands operands) {
-    if (problem.affine == Affine::kMid) operands.shift = operands.scale;  // read, and not used
-    return operands;
-  }
 
   static Found find_scales(const Problem& problem, const Operands& operands) {
     const Param &scale = operands.scale, &shift = operands.shift;

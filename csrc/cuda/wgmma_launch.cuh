@@ -69,27 +69,23 @@ struct Wgmma {
         problem.K % wgmma::kChunkK != 0)
       return false;
     if (problem.group < problem.K && problem.group % wgmma::kChunkK != 0) return false;
-    const bool one_dtype =
-        problem.affine == Affine::kMid || operands.scale.dtype == operands.shift.dtype;
     const Index strides = operands.scale.n_stride | operands.scale.g_stride |
                           operands.shift.n_stride | operands.shift.g_stride;
-    return one_dtype && is_aligned(operands.packed, 16) && operands.packed_stack_stride % 16 == 0 &&
-           is_aligned(operands.x, 16) && is_aligned(operands.y, 8) && problem.N < (1 << 30) &&
-           problem.K < (1 << 22) && strides < (1 << 20) && on_hopper() &&
+    return operands.scale.dtype == operands.shift.dtype && is_aligned(operands.packed, 16) &&
+           operands.packed_stack_stride % 16 == 0 && is_aligned(operands.x, 16) &&
+           is_aligned(operands.y, 8) && problem.N < (1 << 30) && problem.K < (1 << 22) &&
+           strides < (1 << 20) && on_hopper() &&
            wgmma::resident_clusters<kBits, X, 64, false>()[1] > 0;
   }
 
-  static cudaError_t run(const Problem& problem, const Operands& operands, cudaStream_t stream,
-                         int ranks = 0) {
-    Operands given = operands;
-    if (problem.affine == Affine::kMid) given.shift = given.scale;  // read, and not used
-    const bool per_row =
-        problem.group >= problem.K || (given.scale.g_stride == 0 && given.shift.g_stride == 0);
+  static cudaError_t run(const Problem& problem, const Operands& operands, cudaStream_t stream) {
+    const bool per_row = problem.group >= problem.K ||
+                         (operands.scale.g_stride == 0 && operands.shift.g_stride == 0);
     if (problem.M <= 32)
-      return per_row ? launch<32, true>(problem, given, ranks, stream)
-                     : launch<32, false>(problem, given, ranks, stream);
-    return per_row ? launch<64, true>(problem, given, ranks, stream)
-                   : launch<64, false>(problem, given, ranks, stream);
+      return per_row ? launch<32, true>(problem, operands, stream)
+                     : launch<32, false>(problem, operands, stream);
+    return per_row ? launch<64, true>(problem, operands, stream)
+                   : launch<64, false>(problem, operands, stream);
   }
 
  private:
@@ -100,16 +96,13 @@ struct Wgmma {
     return major == 9;
   }
 
-  // ranks = 0: what choose_ranks says.
   template <int kM, bool kPerRow>
-  static cudaError_t launch(const Problem& problem, const Operands& operands, int ranks,
-                            cudaStream_t stream) {
+  static cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_t stream) {
     constexpr int kBytes = wgmma::Layout<kBits, kM>::kBytes;
     const auto kernel = wgmma::gemv_wgmma<kBits, X, kM, kPerRow>;
     const Index tiles = ceil_div(problem.N, wgmma::kRows);
-    if (ranks == 0)
-      ranks = wgmma::choose_ranks(wgmma::resident_clusters<kBits, X, kM, kPerRow>(),
-                                  tiles * problem.batch, problem.K / wgmma::kChunkK);
+    const int ranks = wgmma::choose_ranks(wgmma::resident_clusters<kBits, X, kM, kPerRow>(),
+                                          tiles * problem.batch, problem.K / wgmma::kChunkK);
     const auto in_fours = [](const Param& p) {
       return size_of(p.dtype) == 2 && p.g_stride == 1 && p.n_stride % 4 == 0 &&
              p.stack_stride % 4 == 0 && is_aligned(p.data, 8);
