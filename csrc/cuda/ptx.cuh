@@ -44,12 +44,18 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
                : "memory");
 }
 
-// The same for 4 bytes, through the L1.
-__device__ __forceinline__ void copy4(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
+// The same for 16 bytes or, through the L1, for 4; zeros where not `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_or_zeros(void* to, const void* from, bool inside) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const int bytes = inside ? kBytes : 0;
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
+                 : "memory");
 }
 
 // Ends a group of copies; groups end in order.
@@ -94,6 +100,10 @@ __device__ __forceinline__ void load_shared(uint32_t* to, const void* from) {
   } else {
     to[0] = *static_cast<const uint32_t*>(from);
   }
+}
+
+__device__ __forceinline__ void store_shared16(void* to, const uint32_t* from) {
+  *static_cast<uint4*>(to) = {from[0], from[1], from[2], from[3]};
 }
 
 // d (16 x 8, float32) += a (16 x 16) b (16 x 8) for X = __half or __nv_bfloat16. Lane (g, t) =

@@ -37,8 +37,9 @@ struct Shape {
   static constexpr int kSpanBytes = kBits == 8 ? 256 : 128;
   // Of 64 K registers, by what the compiler makes of the kernel without spilling any.
   static constexpr bool kFewBlocks = kLaneWords > (kRows == 1 ? 1 : 2);
-  static constexpr int kMaxWarps = kBits == 4                               ? (kFewBlocks ? 16 : 12)
-                                   : kBits == 2 && kRows == 1 && kFewBlocks ? 12
+  static constexpr int kMaxWarps = kBits == 8 || !kFewBlocks && kRows > 8   ? 8
+                                   : kBits == 4 && kRows <= 8               ? (kFewBlocks ? 16 : 12)
+                                   : kBits == 4 || kRows == 1 && kFewBlocks ? 12
                                                                             : 8;
 };
 
@@ -57,7 +58,7 @@ struct Job {
   int scale_row;  // kByBlock: bytes from row to row
   Affine affine;
   Dtype y_dtype;
-  int stack;
+  uint32_t stack;
   Param scale, shift;
   Index packed_stack_stride;
   void* y;
@@ -81,8 +82,8 @@ struct Copier {
   const char* scale_from;
   int left, slice = 0, offset, stage = 0;
 
-  __device__ __forceinline__ Copier(const Job& job, int s, int first_row, int last_row, int tiles,
-                                    uint8_t* ring)
+  __device__ __forceinline__ Copier(const Job& job, uint32_t s, int first_row, int last_row,
+                                    int tiles, uint8_t* ring)
       : job(job),
         ring(ring),
         tiles(tiles),
@@ -93,12 +94,12 @@ struct Copier {
     to = ring + row * kSpanBytes + (piece ^ (row % 2 * 4)) * 16;
     offset = warp * kSpanBytes + piece * 16;
     from = job.packed + ((first_row + row) * Index{job.row_bytes} + offset);
-    if (job.index != nullptr) from += s * job.packed_stack_stride;
+    from += s * job.packed_stack_stride;
     if constexpr (kScales == Scales::kByBlock) {
       // In a span of a row, first the words of its scales, then those of its shifts.
       const int words_log = scale_words_log();
       const Param& param = lane >> words_log & 1 ? job.shift : job.scale;
-      scale_from = static_cast<const char*>(param.data) + 2 * s * param.stack_stride;
+      scale_from = static_cast<const char*>(param.data) + 2 * param.stack_stride * s;
       scale_from += (first_row + (lane >> (words_log + 1))) * job.scale_row + scale_word() * 4;
     }
   }
@@ -112,22 +113,18 @@ struct Copier {
 #pragma unroll
         for (int i = 0; i < kTileN / kRows; ++i)
           copy16(to + stage + i * kRows * kSpanBytes, from + i * (kRows * Index{job.row_bytes}));
-      const int step = left == 2 ? last_step : kTileN;
-      from += step * job.row_bytes;
+      const int rows = left == 2 ? last_step : kTileN;
+      from += rows * job.row_bytes;
       if constexpr (kScales == Scales::kByBlock) {
+        // Past the last group a scale must be finite, because 0 times NaN is NaN.
         const bool inside = scale_word() * 4 < job.scale_row;
         const int words_log = scale_words_log();
 #pragma unroll
         for (int i = 0; i < kBlocks / 2; ++i)
-          if (i < 1 << words_log) {
-            uint8_t* const word = ring + stage + kWeightBytes + (lane + 32 * i) * 4;
-            // Past the last group a scale must be finite, because 0 times NaN is NaN.
-            if (inside)
-              copy4(word, scale_from + i * (kTileN >> words_log) * job.scale_row);
-            else
-              *reinterpret_cast<uint32_t*>(word) = 0;
-          }
-        scale_from += step * job.scale_row;
+          if (i < 1 << words_log)
+            copy_or_zeros<4>(ring + stage + kWeightBytes + (lane + 32 * i) * 4,
+                             scale_from + i * (kTileN >> words_log) * job.scale_row, inside);
+        scale_from += rows * job.scale_row;
       }
       if (--left == 0) {  // back to the first tile, one slice further
         const int rows = last_step + (tiles - 1) * kTileN;
@@ -160,12 +157,12 @@ __device__ __forceinline__ float2 term_of(Affine affine, float scale, float shif
   return {scale * 0x1p24f, affine == Affine::kOffset ? shift : -scale * zero};
 }
 
-// Shared memory of a warp: its ring, the terms of a tile, room for a row of x.
+// Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
+// staged of x, and then the strips.
 template <int kBits, Scales kScales, int kSpanBytes, int kBlocks>
 struct Layout {
   static constexpr int kTerms = kStages * Copier<kScales, kSpanBytes, kBlocks>::kBytes;
-  static constexpr int kX = kTerms + (kScales == Scales::kByBlock ? kTileN * kBlocks * 8 : 0);
-  static constexpr int kBytes = kX + kSpanBytes * 16 / kBits;
+  static constexpr int kBytes = kTerms + (kScales == Scales::kByBlock ? kTileN * kBlocks * 8 : 0);
 };
 
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
@@ -183,16 +180,20 @@ __device__ __forceinline__ void make_terms(const Job& job, const uint8_t* scales
   }
 }
 
-// A tile times a span of x: y[0], y[1] are row g, columns 2 t, 2 t + 1 of the product, in units of
-// xs.power, y[2] and y[3] row g + 8. With one scale a row they still lack the row's term.
+// A tile times a span of x: of column tile c, y[c][0] and y[c][1] are row g, columns 2 t, 2 t + 1
+// of the product, in units of xs.power, y[c][2] and y[c][3] row g + 8. With one scale a row they
+// still lack the row's term.
 template <int kBits, Scales kScales, int kSpanBytes, int kLaneWords, int kRows, typename Span>
 __device__ __forceinline__ void multiply(const uint8_t* weights, const float2* terms,
-                                         const Span& xs, float (&y)[4]) {
+                                         const Span& xs, float (&y)[Span::kColumnTiles][4]) {
   using W = Word<kBits>;
-  constexpr int kBlocks = Span::kBlocks;
+  constexpr int kBlocks = Span::kBlocks, kColumnTiles = Span::kColumnTiles;
   constexpr int kStep = kRows == 1 ? 2 : 1;  // one row of x has no use for odd columns
+  // Accumulators: one for each step of a word, or two that take turns, because an mma waits for the
+  // one before it.
+  constexpr float kWorth = Span::kScaled ? 1 : 1 / W::place((W::kSteps - 1) % 2);
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  float chain[2][4] = {};  // two, because an mma waits for the one before it
+  float dot[kColumnTiles][2][4] = {};
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
     uint32_t w[2][kLaneWords];
@@ -200,26 +201,33 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const float2* t
     for (int r = 0; r < 2; ++r)
       load_shared<kLaneWords>(
           w[r], weights + (g + 8 * r) * kSpanBytes + ((i * 4 + t) * 4 * kLaneWords ^ g % 2 * 64));
-    float dot[4] = {};
 #pragma unroll
     for (int j = 0; j < kLaneWords; ++j)
 #pragma unroll
       for (int step = 0; step < W::kSteps; ++step)
-        mma_m16n8k16<__half>(kScales == Scales::kByBlock ? dot : chain[(j + step) % 2],
-                             W::weights(w[0][j], step, 0), W::weights(w[1][j], step, 0),
-                             W::weights(w[0][j], step, 1), W::weights(w[1][j], step, 1),
-                             xs.b[i][j][step]);
+#pragma unroll
+        for (int c = 0; c < kColumnTiles; ++c)
+          mma_m16n8k16<__half>(dot[c][(j * W::kSteps + step) % 2], W::weights(w[0][j], step, 0),
+                               W::weights(w[1][j], step, 0), W::weights(w[0][j], step, 1),
+                               W::weights(w[1][j], step, 1), xs.b[c][i][j][step]);
     if constexpr (kScales == Scales::kByBlock) {
       if (i == 0) __syncwarp();  // for the terms, as late as possible
       const float2 term[2] = {terms[g * kBlocks + i], terms[(g + 8) * kBlocks + i]};
 #pragma unroll
-      for (int e = 0; e < 4; e += kStep)
-        y[e] = fmaf(term[e / 2].x, dot[e], fmaf(term[e / 2].y, xs.sum[i][e % 2], y[e]));
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; e += kStep) {
+          const float sum = fmaf(kWorth, dot[c][1][e], dot[c][0][e]);
+          y[c][e] = fmaf(term[e / 2].x, sum, fmaf(term[e / 2].y, xs.sum[c][i][e % 2], y[c][e]));
+          dot[c][0][e] = dot[c][1][e] = 0;
+        }
     }
   }
   if constexpr (kScales == Scales::kByRow)
 #pragma unroll
-    for (int e = 0; e < 4; e += kStep) y[e] = chain[0][e] + chain[1][e];
+    for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; e += kStep) y[c][e] = fmaf(kWorth, dot[c][1][e], dot[c][0][e]);
 }
 
 // kMTiles: the rows of x may be more than kRows.
@@ -241,25 +249,31 @@ __global__ void __launch_bounds__(Shape<kBits, kRows, kLaneWords>::kMaxWarps * 3
   const int M = kRows == 1 ? 1 : kMTiles ? min(job.M - m0, kRows) : job.M;  // rows of x of this CTA
   const int first_row = cta * job.rows_a_cta + min(cta, job.more);
   const int last_tile = first_row + job.rows_a_cta + (cta < job.more) - kTileN;  // its first row
-  int s = 0;
-  if (job.index != nullptr) {
-    s = job.index[blockIdx.y];
-    if (s < 0 || s >= job.stack) s = -1;
-  }
-  const Index row0 = Index{static_cast<int>(blockIdx.y)} * job.M + m0;
-  Span xs;
+  const int x_bytes = M * Span::kRowBytes;
+  uint8_t* const x_place = shared + warps * Place::kBytes;
+  uint8_t* const x = x_place + warp * x_bytes;
   const auto ask = [&](int slice) {
-    xs.ask(static_cast<const X*>(job.x) + row0 * job.K, M, job.K, (slice * warps + warp) * kSpanK);
+    // Read again: nothing of this is kept through the loops, where registers are few.
+    uint32_t thread, y;
+    asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
+    const int first = (slice * warps + static_cast<int>(thread / 32)) * kSpanK;
+    Span::ask(static_cast<const X*>(job.x) + (Index{y} * job.M + m0) * job.K, M, job.K, first,
+              shared + warps * Place::kBytes + thread / 32 * x_bytes);
   };
-  if (s >= 0) ask(0);
+  ask(0);
+  commit_copies();
+  // The matrix of the stack; a negative index is a large one.
+  uint32_t s = 0;
+  if (job.index != nullptr) s = static_cast<uint32_t>(job.index[blockIdx.y]);
+  const bool exists = s < job.stack;
 
   uint8_t* const ring = shared + warp * Place::kBytes;
   float2* const terms = reinterpret_cast<float2*>(ring + Place::kTerms);
-  uint32_t* const buffer = reinterpret_cast<uint32_t*>(ring + Place::kX);
   // A strip has a column for each two rows of x; behind the rows of the weights lies sum(x).
-  float2* const strips = reinterpret_cast<float2*>(shared + warps * Place::kBytes);
+  float2* const strips = reinterpret_cast<float2*>(x_place + warps * x_bytes);
   const int columns = (M + 1) / 2, sum_row = job.block_tiles * kTileN, column_size = sum_row + 4;
   const int strip = columns * column_size;
+  Span xs;
 
   for (int block = 0; block < job.tiles; block += job.block_tiles) {
     const int tiles = min(job.block_tiles, job.tiles - block);
@@ -272,7 +286,7 @@ __global__ void __launch_bounds__(Shape<kBits, kRows, kLaneWords>::kMaxWarps * 3
     // At the end, 16 threads finish a tile for two rows of x: this is the first tile of theirs.
     const int first_i = threadIdx.x / 16;
     float2 term{};
-    if (s >= 0) {
+    if (exists) {
       if (!kByBlock && first_i < tiles * columns)
         term = row_term(row_of(first_i / columns) + lane % 16);
       Copies copier(job, s, row_of(0), row_of(tiles - 1), tiles, ring);
@@ -280,24 +294,35 @@ __global__ void __launch_bounds__(Shape<kBits, kRows, kLaneWords>::kMaxWarps * 3
       for (int i = 0; i < kStages - 1; ++i) copier.next();
       for (int slice = 0; slice < job.slices; ++slice) {
         if (job.slices > 1 || block == 0) {
-          // 2-bit codes leave no registers to ask early.
-          if (kBits == 2 && (slice > 0 || block > 0)) ask(slice);
-          xs.take(M, buffer);
+          // It came with the first tile of the slice before.
+          if (tiles < kStages)
+            wait_copies<0>();
+          else
+            wait_copies<kStages - 1>();
+          __syncwarp();
+          xs.take(M, x);
+          __syncwarp();
           const int next = slice + 1 < job.slices ? slice + 1 : 0;
-          if (kBits != 2 && job.slices > 1 && (next > 0 || block + tiles < job.tiles)) ask(next);
+          if (job.slices > 1 && (next > 0 || block + tiles < job.tiles)) ask(next);
         }
         float2* to = strips + (warp * strip + t * column_size + g);
-        const auto add = [&](float2& to, float2 v) {
-          v.x *= xs.power[0], v.y *= xs.power[1];
+        const auto add = [&](int c, float2& to, float2 v) {
+          if constexpr (Span::kScaled) v.x *= xs.power[c][0], v.y *= xs.power[c][1];
           if (slice > 0) v.x += to.x, v.y += to.y;
           to = v;
         };
-        if (!kByBlock && g == 0 && 2 * t < M) {
-          float2 sum{};
+        const auto for_columns = [&](auto&& run) {
 #pragma unroll
-          for (int i = 0; i < kBlocks; ++i) sum.x += xs.sum[i][0], sum.y += xs.sum[i][1];
-          add(to[sum_row], sum);
-        }
+          for (int c = 0; c < Span::kColumnTiles; ++c)
+            if (8 * c + 2 * t < M) run(c, to + 4 * c * column_size);
+        };
+        if (!kByBlock && g == 0)
+          for_columns([&](int c, float2* to) {
+            float2 sum{};
+#pragma unroll
+            for (int i = 0; i < kBlocks; ++i) sum.x += xs.sum[c][i][0], sum.y += xs.sum[c][i][1];
+            add(c, to[sum_row], sum);
+          });
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copier.next();
           wait_copies<kStages - 1>();
@@ -305,10 +330,12 @@ __global__ void __launch_bounds__(Shape<kBits, kRows, kLaneWords>::kMaxWarps * 3
           const uint8_t* const weights = ring + copier.stage;
           if constexpr (kByBlock)
             make_terms<kBits, kBlocks>(job, weights + Copies::kWeightBytes, terms);
-          float y[4] = {};
+          float y[Span::kColumnTiles][4] = {};
           multiply<kBits, kScales, kSpanBytes, kLaneWords, kRows>(weights, terms, xs, y);
           __syncwarp();
-          if (2 * t < M) add(to[0], {y[0], y[1]}), add(to[8], {y[2], y[3]});
+          for_columns([&](int c, float2* to) {
+            add(c, to[0], {y[c][0], y[c][1]}), add(c, to[8], {y[c][2], y[c][3]});
+          });
         }
       }
     }
@@ -325,12 +352,12 @@ __global__ void __launch_bounds__(Shape<kBits, kRows, kLaneWords>::kMaxWarps * 3
         sum.x += v.x, sum.y += v.y;
         if constexpr (!kByBlock) sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
       }
-      if (!kByBlock && s >= 0) {
+      if (!kByBlock && exists) {
         if (i > first_i) term = row_term(n);
         sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
       }
-      const float bias = s < 0 ? NAN : job.bias.data != nullptr ? load(job.bias, s, n, 0) : 0.f;
-      const Index at = (row0 + 2 * column) * job.N + n;
+      const float bias = !exists ? NAN : job.bias.data != nullptr ? load(job.bias, s, n, 0) : 0.f;
+      const Index at = (Index{blockIdx.y} * job.M + (m0 + 2 * column)) * job.N + n;
       store(job.y, job.y_dtype, at, sum.x + bias);
       if (2 * column + 1 < M) store(job.y, job.y_dtype, at + job.N, sum.y + bias);
     }

@@ -9,7 +9,7 @@ namespace jaxgemv::cuda {
 
 template <int kBits, typename X>
 struct Stream {
-  static constexpr int kMaxRows = 8;  // the columns of an mma
+  static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
   static constexpr KernelInfo kInfo{"stream", kBits, kDtypeOf<X>, kMaxRows};
 
   // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
@@ -26,7 +26,8 @@ struct Stream {
       return run_rows<Scales::kByBlock, kLaneWords>(problem, operands, found, stream);
     };
     if (found.lane_words == 0) return run_rows<Scales::kByRow, 4>(problem, operands, found, stream);
-    if (found.lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
+    if constexpr (kBits < 8)
+      if (found.lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
     if (found.lane_words == 2) return run_blocks(std::integral_constant<int, 2>{});
     return run_blocks(std::integral_constant<int, 4>{});
   }
@@ -70,8 +71,9 @@ struct Stream {
         problem.N * scale.n_stride >= (1 << 30))
       return {};
     for (const int lane_words : {4, 2, 1}) {
+      if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
-      const Index blocks = stream::Shape<kBits, kMaxRows, 4>::kSpanBytes / (16 * lane_words);
+      const Index blocks = stream::Shape<kBits, 1, 4>::kSpanBytes / (16 * lane_words);
       // A span has two groups or more.
       for (int log = 0; blocks >> log >= 2; ++log)
         if (problem.group == block << log) return {true, lane_words, log};
@@ -82,8 +84,10 @@ struct Stream {
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_rows(const Problem& problem, const Operands& operands, const Found& found,
                               cudaStream_t stream) {
-    return problem.M == 1 ? launch<1, kScales, kLaneWords>(problem, operands, found, stream)
-                          : launch<kMaxRows, kScales, kLaneWords>(problem, operands, found, stream);
+    if (problem.M == 1) return launch<1, kScales, kLaneWords>(problem, operands, found, stream);
+    if (kMaxRows == 8 || problem.M <= 8)
+      return launch<8, kScales, kLaneWords>(problem, operands, found, stream);
+    return launch<kMaxRows, kScales, kLaneWords>(problem, operands, found, stream);
   }
 
   template <int kRows, Scales kScales, int kLaneWords>
@@ -91,9 +95,9 @@ struct Stream {
                             cudaStream_t stream) {
     using Shape = stream::Shape<kBits, kRows, kLaneWords>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
-    constexpr int kWarpBytes = stream::Layout<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
+    constexpr int kRingBytes = stream::Layout<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
     const auto kernel =
-        stream::gemv_stream<kBits, X, kRows, (kRows > 1 && kMostRows > kRows), kScales, kLaneWords>;
+        stream::gemv_stream<kBits, X, kRows, (kRows > 1 && kMostRows > kMaxRows), kScales, kLaneWords>;
     const auto [_, sms, shared_bytes] = device();
 
     stream::Job job{};
@@ -102,16 +106,18 @@ struct Stream {
     job.K = static_cast<int>(problem.K), job.row_bytes = job.K / 8 * kBits;
     job.group_log = found.group_log, job.scale_row = 2 * static_cast<int>(operands.scale.n_stride);
     job.affine = problem.affine, job.y_dtype = problem.y;
-    job.stack = static_cast<int>(problem.stack);
+    job.stack = static_cast<uint32_t>(problem.stack);
     job.scale = operands.scale, job.shift = operands.shift, job.bias = operands.bias;
     job.packed_stack_stride = operands.packed_stack_stride, job.y = operands.y;
 
     // As many warps as share K evenly, and as many CTAs as fit, with the same number of rows each.
     // What the warps leave of the shared memory is for strips: 8 bytes for a row and two rows of x.
-    const int column_bytes = (std::min(job.M, kRows) + 1) / 2 * 8;
+    const int rows = std::min(job.M, kRows), column_bytes = (rows + 1) / 2 * 8;
+    const int warp_bytes =
+        kRingBytes + rows * stream::SpanX<kBits, X, kRows, kSpanBytes, kLaneWords>::kRowBytes;
     const int most_warps =
         std::min(Shape::kMaxWarps,
-                 (shared_bytes - kReserved) / (kWarpBytes + (stream::kTileN + 4) * column_bytes));
+                 (shared_bytes - kReserved) / (warp_bytes + (stream::kTileN + 4) * column_bytes));
     const int spans = (job.row_bytes + kSpanBytes - 1) / kSpanBytes;
     job.slices = (spans + most_warps - 1) / most_warps;
     const int warps = (spans + job.slices - 1) / job.slices, ctas_an_sm = most_warps / warps;
@@ -119,9 +125,9 @@ struct Stream {
     const int ctas = std::min(job.N / stream::kTileN, std::max(sms * ctas_an_sm / job.m_tiles, 1));
     job.rows_a_cta = job.N / ctas, job.more = job.N % ctas;
     job.tiles = (job.rows_a_cta + (job.more > 0) + stream::kTileN - 1) / stream::kTileN;
-    const int room = shared_bytes / ctas_an_sm - kReserved - warps * kWarpBytes;
+    const int room = shared_bytes / ctas_an_sm - kReserved - warps * warp_bytes;
     job.block_tiles = std::min((room / (warps * column_bytes) - 4) / stream::kTileN, job.tiles);
-    const int bytes = warps * (kWarpBytes + (job.block_tiles * stream::kTileN + 4) * column_bytes);
+    const int bytes = warps * (warp_bytes + (job.block_tiles * stream::kTileN + 4) * column_bytes);
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;

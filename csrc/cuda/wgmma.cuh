@@ -1,9 +1,9 @@
 // Many rows of x on Hopper: wgmma with the weights from registers and x from shared memory.
 //
-// A CTA computes kRows rows of y^T, or with a cluster its share of K of them. Two warpgroups, the
-// producers, stage x chunk by chunk; two, the consumers, copy the weights they will need into
-// shared memory, each lane its own 16 bytes, turn them into A fragments as mma.cuh does (natural
-// order in memory, k permuted), and multiply. The affine part is two fp32 terms a group:
+// A CTA computes kRows rows of y^T, or with a cluster its share of K of them. Some warps, the
+// producers, stage x chunk by chunk; the others, the consumers, copy the weights they will need
+// into shared memory, each lane its own 16 bytes, turn them into A fragments as mma.cuh does
+// (natural order in memory, k permuted), and multiply. The affine part is two fp32 terms a group:
 // y += f * dot(q, x) + c * sum(x).
 #pragma once
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void store4(void* y, Dtype dtype, Index at, bool pack
 #endif
 
 template <int kBits, typename X, int kM, bool kPerRow>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Plan<kM>::kThreads, 1)
     gemv_wgmma(const Problem problem, const Operands operands, const bool wide) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using L = Layout<kBits, kM>;
@@ -51,35 +51,35 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Share share{chunks * rank / ranks, chunks * (rank + 1) / ranks};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      init_barrier(shared + L::kFull + 8 * i, 4 * kWarps);
-      init_barrier(shared + L::kEmpty + 8 * i, kWarps);
+      init_barrier(shared + L::kFull + 8 * i, 4 * L::kProducers);
+      init_barrier(shared + L::kEmpty + 8 * i, L::kWarps);
     }
     fence_barrier_init();
   }
   __syncthreads();
 
-  // The registers of two consumer and two producer warpgroups are 64 K together.
-  if (warp >= kWarps) {
-    give_registers<kPerRow ? 80 : 56>();
+  // The registers of all warps are 64 K together, 60 K where there are 20 warps.
+  if (warp >= L::kWarps) {
+    give_registers<L::kFew ? 64 : kPerRow ? 80 : 56>();
     produce<kBits, X, kM, kPerRow>(problem, operands, share, shared);
     return;
   }
-  take_registers<kPerRow ? 176 : 200>();
+  take_registers<L::kFew ? 104 : kPerRow ? 176 : 200>();
   // The last CTA starts early enough to be full; rows computed twice come out the same twice.
   const int n0 = min(static_cast<int>(blockIdx.x) / ranks * kRows, N - kRows);
-  float y[kTiles][kM / 2];
+  float y[L::kTiles][kM / 2];
   consume<kBits, X, kM, kPerRow>(problem, operands, share, shared, s, n0, wide, y);
 
   uint32_t thread;  // read again: nothing of it was kept through the loop
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int n_of_y = thread / 32 * 16 + thread / 4 % 8, m_of_y = thread % 4 * 2;
-  sync_threads(kThreads / 2);
+  sync_threads(L::kConsumers);
   float* const partial = reinterpret_cast<float*>(dynamic + (shared - shared_address(dynamic)));
 #pragma unroll
-  for (int j = 0; j < kTiles; ++j)
+  for (int j = 0; j < L::kTiles; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int n = n_of_y + kTileRows * j + 8 * r;
+      const int n = n_of_y + L::kTileRows * j + 8 * r;
       const bool has_bias = operands.bias.data != nullptr && rank == 0 && s >= 0;
       const float bias = has_bias ? load(operands.bias, s, n0 + n, 0) : 0.f;
 #pragma unroll
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (ranks > 1)
     cluster.sync();
   else
-    sync_threads(kThreads / 2);
+    sync_threads(L::kConsumers);
 
   // The shares of K, added in the order of the ranks.
   const bool pack = problem.y != Dtype::kF32 && N % 4 == 0;
 #pragma unroll 1
-  for (int e = rank * (kThreads / 2) + thread; e < M * (kRows / 4); e += kThreads / 2 * ranks) {
+  for (int e = rank * (L::kConsumers) + thread; e < M * (kRows / 4); e += L::kConsumers * ranks) {
     const int m = e / (kRows / 4), n = e % (kRows / 4) * 4, at = m * L::kPitch + n;
     float4 sum = *reinterpret_cast<const float4*>(
         (ranks > 1 ? cluster.map_shared_rank(partial, 0) : partial) + at);

@@ -11,11 +11,11 @@ namespace jaxgemv::cuda {
 namespace wgmma {
 
 inline cudaLaunchConfig_t make_config(dim3 grid, int shared_bytes, cudaStream_t stream,
-                                      cudaLaunchAttribute& cluster, int ranks) {
+                                      cudaLaunchAttribute& cluster, int threads, int ranks) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(kThreads);
+  config.gridDim = grid, config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes, config.stream = stream;
   config.attrs = &cluster, config.numAttrs = 1;
   return config;
@@ -34,7 +34,8 @@ const std::array<int, kMaxRanks + 1>& resident_clusters() {
                        attributes.numRegs > 64;  // an empty body has a few
     for (int ranks = 1; built && ranks <= kMaxRanks; ++ranks) {
       cudaLaunchAttribute cluster{};
-      const auto config = make_config(dim3(ranks), kBytes, nullptr, cluster, ranks);
+      const auto config =
+          make_config(dim3(ranks), kBytes, nullptr, cluster, Plan<kM>::kThreads, ranks);
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       cudaOccupancyMaxActiveClusters(&result[ranks], kernel, &config);
     }
@@ -114,7 +115,8 @@ struct Wgmma {
     if (status != cudaSuccess) return status;
     cudaLaunchAttribute cluster{};
     const dim3 grid(static_cast<unsigned>(tiles * ranks), static_cast<unsigned>(problem.batch));
-    const auto config = wgmma::make_config(grid, kBytes, stream, cluster, ranks);
+    const auto config =
+        wgmma::make_config(grid, kBytes, stream, cluster, wgmma::Plan<kM>::kThreads, ranks);
     return cudaLaunchKernelEx(&config, kernel, problem, operands, wide);
   }
 };

@@ -71,9 +71,10 @@ struct Codes<8, __nv_bfloat16> {
 template <int kBits, typename X, int kM, bool kPerRow>
 __device__ __forceinline__ void consume(const Problem& problem, const Operands& operands,
                                         Share share, uint32_t shared, int s, int n0, bool wide,
-                                        float (&y)[kTiles][kM / 2]) {
+                                        float (&y)[Plan<kM>::kTiles][kM / 2]) {
   using C = Codes<kBits, X>;
   using L = Layout<kBits, kM>;
+  constexpr int kTiles = L::kTiles;
   const uint32_t full = shared + L::kFull, empty = shared + L::kEmpty;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
   const int n = n0 + 16 * warp + lane / 4;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void consume(const Problem& problem, const Operands& 
   const Param& param = t < 2 ? operands.scale : operands.shift;
   const Dtype dtype = operands.scale.dtype;
   const int size = size_of(dtype), g_stride = static_cast<int>(param.g_stride) * size;
-  const int tile_stride = kTileRows * static_cast<int>(param.n_stride) * size;
+  const int tile_stride = L::kTileRows * static_cast<int>(param.n_stride) * size;
   const uint8_t* groups = static_cast<const uint8_t*>(param.data) +
                           (s * param.stack_stride + (n + t % 2 * 8) * param.n_stride) * size;
   const uint32_t scales = shared + L::kScales + warp * (kTiles * 256) + lane * 8;
@@ -106,7 +107,7 @@ __device__ __forceinline__ void consume(const Problem& problem, const Operands& 
 #pragma unroll
           for (int p = 0; p < L::kPieces; ++p)
             copy_async<16>(slot + (stage * L::kChunk + j * L::kTile + p * 1024 + r * 512),
-                           w + ((kTileRows * j + 8 * r) * Index{row_bytes} + 64 * p));
+                           w + ((L::kTileRows * j + 8 * r) * Index{row_bytes} + 64 * p));
       }
       w += L::kPieces * 64;
     }

@@ -12,24 +12,32 @@ namespace jaxgemv::cuda::wgmma {
 
 constexpr int kChunkK = 128;  // of x and the weights between two barriers
 constexpr int kStages = 4;    // chunks in shared memory
-constexpr int kTiles = 2;     // of 64 rows a consumer warpgroup computes
-constexpr int kWarps = 8;     // of the consumers, and of the producers
-constexpr int kTileRows = 16 * kWarps;
-constexpr int kRows = kTiles * kTileRows;
-constexpr int kThreads = 2 * 32 * kWarps;
+constexpr int kRows = 256;    // of the weights, of a CTA
 constexpr int kMaxRanks = 8;  // CTAs of a cluster that share K
+
+// For up to kM rows of x: how many warps multiply, and how many stage x. Few rows need few
+// registers and leave room for more warps.
+template <int kM>
+struct Plan {
+  static constexpr bool kFew = kM < 64;
+  static constexpr int kWarps = kFew ? 16 : 8, kProducers = kFew ? 4 : 8;
+  static constexpr int kThreads = 32 * (kWarps + kProducers), kConsumers = 32 * kWarps;
+  static constexpr int kTileRows = 16 * kWarps, kTiles = kRows / kTileRows;  // of consumers
+  static constexpr int kStep = 4 * kProducers, kUnits = kM / kStep;  // rows of x staged at a time
+};
 
 // Shared memory from a multiple of 1024 on: x, weights, barriers, sum(x), scales; at the end y.
 template <int kBits, int kM>
-struct Layout {
+struct Layout : Plan<kM> {
+  using P = Plan<kM>;
   static constexpr int kAtom = kM * 128;  // 64 k of x, swizzled by 128 bytes
   static constexpr int kStage = kChunkK / 64 * kAtom;
   static constexpr int kPieces = kChunkK * kBits / 512;  // 16-byte pieces of a row a lane has
-  static constexpr int kTile = kWarps * kPieces * 1024, kChunk = kTiles * kTile;
+  static constexpr int kTile = P::kWarps * kPieces * 1024, kChunk = P::kTiles * kTile;
   static constexpr int kWeights = kStages * kStage, kFull = kWeights + kStages * kChunk;
   static constexpr int kEmpty = kFull + 8 * kStages, kSums = kEmpty + 8 * kStages;
   static constexpr int kScales = kSums + 4 * kStages * kM;  // of two times four groups
-  static constexpr int kBlock = kWarps * kTiles * 256;
+  static constexpr int kBlock = kRows * 16;
   static constexpr int kPitch = kRows + 4;  // no bank twice in a store of y
   static constexpr int kBytes = std::max(kScales + 2 * kBlock, 4 * kM * kPitch) + 1024;
 };
@@ -41,18 +49,18 @@ struct Share {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Eight warps, each kM / 8 rows of x, four at a time: lane = (row % 4, half, t). A lane's 16 bytes
+// Each warp stages kUnits times four rows of x: lane = (row % 4, half, t). A lane's 16 bytes
 // are 8 k; word r of them belongs to chunk 4 * half + r of 16 bytes, of 8, in a row of an atom, at
 // word t of it: that is where A has its codes. sum(x) comes from an mma with ones.
 template <int kBits, typename X, int kM, bool kPerRow>
 __device__ __forceinline__ void produce(const Problem& problem, const Operands& operands,
                                         Share share, uint32_t shared) {
   using L = Layout<kBits, kM>;
-  constexpr int kUnits = kM / 32;
+  constexpr int kUnits = L::kUnits, kStep = L::kStep;
   constexpr uint32_t kOnes = std::is_same_v<X, __half> ? 0x3c003c00u : 0x3f803f80u;
   const uint32_t full = shared + L::kFull, empty = shared + L::kEmpty;
   const int lane = threadIdx.x % 32, t = lane % 4, half = lane / 4 % 2;
-  const int first_m = threadIdx.x / 32 % kWarps * 4, m = first_m + lane / 8;
+  const int first_m = (threadIdx.x / 32 - L::kWarps) * 4, m = first_m + lane / 8;
   const int M = static_cast<int>(problem.M), K = static_cast<int>(problem.K);
   const uint32_t sums = shared + L::kSums + 4 * (first_m + lane);
   const uint32_t to = shared + m * 128 + (m % 8 ^ 4 * half) * 16 + 4 * t;
@@ -60,7 +68,7 @@ __device__ __forceinline__ void produce(const Problem& problem, const Operands& 
                (kBits == 4 ? 32 : 16) * t + 8 * half;
   int row[kUnits];  // rows past the end repeat the last one and are not stored
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) row[u] = min(m + 32 * u, M - 1) * K;
+  for (int u = 0; u < kUnits; ++u) row[u] = min(m + kStep * u, M - 1) * K;
   const auto load_unit = [&](uint4(&into)[2], int u, int i) {
     const X* from = x + (row[u] + i * kChunkK);
 #pragma unroll
@@ -104,14 +112,15 @@ __device__ __forceinline__ void produce(const Problem& problem, const Operands& 
           }
 #pragma unroll
           for (int r = 0; r < 4; ++r)
-            store_shared((to + stage * L::kStage ^ 16 * r) + (j * L::kAtom + u * 4096), words[r]);
+            store_shared((to + stage * L::kStage ^ 16 * r) + (j * L::kAtom + u * kStep * 128),
+                         words[r]);
         }
         if (i + 2 < share.end) load_unit(v[p][u], u, i + 2);
       }
       if (!kPerRow && lane < 4) {
 #pragma unroll
         for (int u = 0; u < kUnits; ++u)
-          store_shared(sums + 4 * (stage * kM + 32 * u), sum[u][0] + sum[u][1]);
+          store_shared(sums + 4 * (stage * kM + kStep * u), sum[u][0] + sum[u][1]);
       }
       fence_proxy();
       __syncwarp();
@@ -124,7 +133,7 @@ __device__ __forceinline__ void produce(const Problem& problem, const Operands& 
     if (uses > 0) wait(empty + 8 * stage, uses % 2 ^ 1);
 #pragma unroll
     for (int u = 0; u < kUnits; ++u)
-      if (lane < 4) store_shared(sums + 4 * 32 * u, total[u][0] + total[u][1]);
+      if (lane < 4) store_shared(sums + 4 * kStep * u, total[u][0] + total[u][1]);
     __syncwarp();
     if (lane < 4) arrive(full + 8 * stage);
   }
