@@ -84,7 +84,7 @@ struct Stream {
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_rows(const Problem& problem, const Operands& operands, const Found& found,
                               cudaStream_t stream) {
-    if (problem.M == 1) return launch<1, kScales, kLaneWords>(problem, operands, found, stream);
+    if (problem.M <= 2) return launch<2, kScales, kLaneWords>(problem, operands, found, stream);
     if (kMaxRows == 8 || problem.M <= 8)
       return launch<8, kScales, kLaneWords>(problem, operands, found, stream);
     return launch<kMaxRows, kScales, kLaneWords>(problem, operands, found, stream);
@@ -96,8 +96,9 @@ struct Stream {
     using Shape = stream::Shape<kBits, kRows, kLaneWords>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
     constexpr int kRingBytes = stream::Layout<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
-    const auto kernel =
-        stream::gemv_stream<kBits, X, kRows, (kRows > 1 && kMostRows > kMaxRows), kScales, kLaneWords>;
+    using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords>;
+    const auto kernel = stream::gemv_stream<kBits, X, kRows, (kRows == 8 && kMostRows > kMaxRows),
+                                            kScales, kLaneWords>;
     const auto [_, sms, shared_bytes] = device();
 
     stream::Job job{};
@@ -110,17 +111,20 @@ struct Stream {
     job.scale = operands.scale, job.shift = operands.shift, job.bias = operands.bias;
     job.packed_stack_stride = operands.packed_stack_stride, job.y = operands.y;
 
-    // As many warps as share K evenly, and as many CTAs as fit, with the same number of rows each.
-    // What the warps leave of the shared memory is for strips: 8 bytes for a row and two rows of x.
-    const int rows = std::min(job.M, kRows), column_bytes = (rows + 1) / 2 * 8;
-    const int warp_bytes =
-        kRingBytes + rows * stream::SpanX<kBits, X, kRows, kSpanBytes, kLaneWords>::kRowBytes;
+    // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
+    // leave of the shared memory is for strips, 8 bytes for a row of the weights and a column.
+    const int rows = std::min(job.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);
+    const int column_bytes = columns * 8, warp_bytes = kRingBytes + rows * Span::kRowBytes;
     const int most_warps =
         std::min(Shape::kMaxWarps,
                  (shared_bytes - kReserved) / (warp_bytes + (stream::kTileN + 4) * column_bytes));
     const int spans = (job.row_bytes + kSpanBytes - 1) / kSpanBytes;
     job.slices = (spans + most_warps - 1) / most_warps;
-    const int warps = (spans + job.slices - 1) / job.slices, ctas_an_sm = most_warps / warps;
+    const int warps = (spans + job.slices - 1) / job.slices;
+    // A CTA prepares x anew, so where 8 warps an SM are reached, more CTAs must have 96 rows each
+    // (H200, int2, M = 1, the shapes of docs/kernel-notes.md: 72 rows are slower, 108 faster).
+    const int ctas_an_sm =
+        std::min(std::max({job.N / (sms * 96), 8 / warps, 1}), most_warps / warps);
     job.m_tiles = (job.M + kRows - 1) / kRows;
     const int ctas = std::min(job.N / stream::kTileN, std::max(sms * ctas_an_sm / job.m_tiles, 1));
     job.rows_a_cta = job.N / ctas, job.more = job.N % ctas;

@@ -1,0 +1,177 @@
+// One or two rows of x as operand B of the integer mma.m16n8k32, and the weights that meet them.
+//
+// An mma has eight columns, and few rows of x leave most of them free. So x becomes fixed point, by
+// a power of two for each span of a row, and its four bytes are four columns: y is the sum of their
+// products by powers of 256, each of them exact. Elements down to 2^-19 of the span's largest are
+// exact, smaller ones are off by 2^-31 of it at most.
+//
+// Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
+// out of the product. An 8-bit word is ready as it is.
+#pragma once
+
+#include "span.cuh"
+
+namespace jaxgemv::cuda::stream {
+
+// d (16 x 8, int32) += a (16 x 32, unsigned bytes) b (32 x 8, signed bytes). Lane (g, t) holds of
+// rows g and g + 8 of a, and of column g of b, bytes 4 t .. 4 t + 3 and 16 more.
+__device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                          uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+template <int kBits, typename X, int kSpanBytes, int kLaneWords>
+class SpanDigits {
+ public:
+  static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
+  static constexpr int kRows = 2, kRowsAColumn = 1;
+  static constexpr int kRowBytes = 4 * kSpanK;  // of shared memory
+  // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
+  static constexpr int kResults = 2;
+
+  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      if (m >= rows) break;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const int k = k0 + 8 * (lane_id() * kPieces + j);
+        copy_or_zeros<16>(staged + m * kRowBytes + (lane_id() * kPieces + j) * 16,
+                          x + (m * Index{K} + k), k < K);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void take(int rows, uint8_t* staged) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      if (m >= rows) break;
+      const float power = make_digits(staged + m * kRowBytes);
+      if (m == 0 || t >= 2) {
+        worth[0] = power * (t % 2 ? 65536.f : 1.f);
+        worth[1] = worth[0] * 256;
+      }
+    }
+    __syncwarp();
+    // The last row fills the columns of those there are not.
+    const uint8_t* const plane =
+        staged + min(g / 4, rows - 1) * kRowBytes + g % 4 * kSpanK + t * kShare;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      load_shared<kShare / 4>(&b[i][0][0], plane + i * 4 * kShare);
+      int total[4] = {};
+#pragma unroll
+      for (int j = 0; j < kLaneWords * kSteps; ++j)
+        mma_bytes(total, 0x01010101u, 0x01010101u, 0, 0, (&b[i][0][0])[j], 0);
+      sum[i] =
+          fmaf(worth[1], static_cast<float>(total[1]), worth[0] * static_cast<float>(total[0]));
+    }
+  }
+
+  // A tile's products with block i.
+  __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
+                                      float (&v)[kResults]) const {
+    // An integer on top of kMagic, read as a float, is its value on top of 1.5 * 2^23.
+    constexpr int kMagic = 0x4b400000;
+    constexpr int kNext = kLaneWords > 1;  // an mma takes two words
+    int sums[kSteps][4] = {{kMagic, kMagic, kMagic, kMagic}};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int j = 0; j < kLaneWords; j += 2)
+        mma_bytes(sums[step], codes(w[0][j], step), codes(w[1][j], step),
+                  kNext ? codes(w[0][j + kNext], step) : 0,
+                  kNext ? codes(w[1][j + kNext], step) : 0, b[i][j][step], b[i][j + kNext][step]);
+    float column[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int total = sums[0][e];
+#pragma unroll
+      for (int step = 1; step < kSteps; ++step) total += sums[step][e] >> (kBits * step);
+      column[e] = __int_as_float(total) - 0x1.8p23f;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) v[r] = fmaf(worth[1], column[2 * r + 1], worth[0] * column[2 * r]);
+  }
+
+  // For result e: which of the rows g and g + 8 of the weights, and x's sum over block i.
+  static __device__ constexpr int row(int e) { return e; }
+  __device__ __forceinline__ float sum_of(int, int i) const { return sum[i]; }
+
+  // Adds results to a strip, at row g of the weights; the halves of the bytes apart.
+  static __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
+                                             const float (&v)[kResults], bool both_rows) {
+    const int t = lane_id() % 4;
+    if (t >= 2 * rows) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (r > 0 && !both_rows) break;
+      float& at = reinterpret_cast<float*>(to + t / 2 * column_size + 8 * r)[t % 2];
+      at = more ? at + v[r] : v[r];
+    }
+  }
+
+ private:
+  static constexpr int kSteps = 8 / kBits;                // of a word: registers of four codes
+  static constexpr int kPieces = kSpanK / 256;            // of 16 bytes of x, that a lane copies
+  static constexpr int kShare = kLaneWords * kSteps * 4;  // bytes of a plane and block for a lane
+  // In a block the sums stay under 2^22.
+  static_assert(kSpanK / kBlocks * ((1 << kBits) - 1) * 128 < 1 << 22);
+
+  // Lane (g, t) has byte g % 4 of row g / 4 of x, for words t * kLaneWords .. of each block.
+  uint32_t b[kBlocks][kLaneWords][kSteps];
+  // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over the blocks by these.
+  float worth[2], sum[kBlocks];
+
+  static __device__ __forceinline__ uint32_t codes(uint32_t word, int step) {
+    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
+    return kBits == 8 ? word : word & kMask << (kBits * step);
+  }
+
+  // Makes four planes of bytes of a row, in its place. Returns what the lowest byte is worth.
+  static __device__ __forceinline__ float make_digits(uint8_t* row) {
+    uint32_t raw[kPieces * 4];
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j)
+      load_shared<4>(raw + 4 * j, row + (lane_id() * kPieces + j) * 16);
+    const uint32_t largest = __reduce_max_sync(~0u, largest_of(raw));
+    const int exponent = normal_exponent<X>(largest, 30);
+    const float scale = power_of_two(exponent);
+    uint32_t bytes[kPieces * 8];
+#pragma unroll
+    for (int k = 0; k < kPieces * 8; ++k) {
+      const uint32_t bits = k % 2 ? raw[k / 2] >> 16 : raw[k / 2] & 0xffffu;
+      const int fixed = __float2int_rn(scale * float_of_bits(bits, kDtypeOf<X>));
+      bytes[k] = static_cast<uint32_t>(fixed + 0x00808080) ^ 0x00808080u;  // signed bytes
+    }
+    uint32_t planes[4][kPieces * 2];
+#pragma unroll
+    for (int r = 0; r < kPieces * 2; ++r) {
+      const int first = r / kSteps * kSteps * 4 + r % kSteps;  // of the codes of a register
+      const uint32_t a = bytes[first], b = bytes[first + kSteps], c = bytes[first + 2 * kSteps],
+                     d = bytes[first + 3 * kSteps];
+      const uint32_t low[2] = {__byte_perm(a, b, 0x5140), __byte_perm(c, d, 0x5140)};
+      const uint32_t high[2] = {__byte_perm(a, b, 0x7362), __byte_perm(c, d, 0x7362)};
+      planes[0][r] = __byte_perm(low[0], low[1], 0x5410);
+      planes[1][r] = __byte_perm(low[0], low[1], 0x7632);
+      planes[2][r] = __byte_perm(high[0], high[1], 0x5410);
+      planes[3][r] = __byte_perm(high[0], high[1], 0x7632);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int d = 0; d < 4; ++d)
+#pragma unroll
+      for (int r = 0; r < kPieces; ++r)
+        *reinterpret_cast<uint2*>(row + d * kSpanK + (lane_id() * kPieces + r) * 8) = {
+            planes[d][2 * r], planes[d][2 * r + 1]};
+    const bool finite = largest < (std::is_same_v<X, __half> ? 0x7c00u : 0x7f80u);
+    return finite ? power_of_two(-exponent) : NAN;  // for all results
+  }
+};
+
+}  // namespace jaxgemv::cuda::stream
