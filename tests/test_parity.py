@@ -1,5 +1,7 @@
 """Every kernel and the reference against float64, against jnp.dot, and bit for bit where nothing rounds."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,13 +101,29 @@ def test_rows_agree(backend, rng):
     np.testing.assert_array_equal(together[jnp.array([0, 16])], jnp.stack(alone))
 
 
-def test_nan_and_inf_stay_in_their_row(backend, rng):
-    p = make(rng, 4, "float32", Case(3, 16, 128, 64, "zero"), exact=True)
-    x = p.x.copy()
-    x[1, 5] = np.nan
-    y = np.asarray(gemv(x, p.tensor, implementation=backend))
-    assert np.isnan(y[1]).all()
-    np.testing.assert_array_equal(y[[0, 2]], p.answer()[[0, 2]])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [2, 3, 16])
+def test_nan_and_inf_stay_in_their_row(backend, rows, x, bad, rng):
+    p = make(rng, 4, x, Case(rows, 32, 512, 128, "zero"), exact=True)
+    values = p.x.copy()
+    values[1, 5] = bad
+    y = np.asarray(gemv(values, p.tensor, implementation=backend, out_dtype="float32"))
+    assert not np.isfinite(y[1]).any()
+    np.testing.assert_array_equal(np.delete(y, 1, 0), np.delete(p.answer(), 1, 0))
+
+
+@pytest.mark.parametrize("form", ["mid", "zero", "offset"])
+@pytest.mark.parametrize("x", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_outliers(backend, rows, x, form, rng):
+    """Activations of language models have elements a thousand times as large as the rest."""
+    p = make(rng, 4, x, Case(rows, 48, 1024, 128, form))
+    values = p.x.copy()
+    values[:, ::97] *= 2**10
+    p = dataclasses.replace(p, x=values)
+    y = gemv(values, p.tensor, implementation=backend, out_dtype="float32")
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
 
 
 @pytest.mark.parametrize("scale", [None, "float32"])

@@ -24,11 +24,12 @@ __device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-template <int kBits, typename X, int kSpanBytes, int kLaneWords>
+// Up to kMaxRows rows, one or two.
+template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
 class SpanDigits {
  public:
   static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
-  static constexpr int kRows = 2, kRowsAColumn = 1;
+  static constexpr int kRows = kMaxRows, kRowsAColumn = 1;
   static constexpr int kRowBytes = 4 * kSpanK;  // of shared memory
   // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
   static constexpr int kResults = 2;

@@ -26,19 +26,22 @@ namespace stream {
 // A warp's span of a row, and how many warps have registers enough for their x.
 template <int kBits, int kRows, int kLaneWords>
 struct Shape {
-  // With 8-bit codes, 256 bytes are two groups of 128.
-  static constexpr int kSpanBytes = kBits == 8 ? 256 : 128;
+  // With 8-bit codes, 256 bytes are two groups of 128. With 4-bit ones they are faster for one row
+  // of x, and slower for two (H200).
+  static constexpr int kSpanBytes = kBits == 8 || (kBits == 4 && kRows == 1) ? 256 : 128;
   // Of 64 K registers, by what the compiler makes of the kernel without spilling any.
-  static constexpr int kMaxWarps = kRows == 2       ? 16
-                                   : kBits != 4     ? 8
-                                   : kRows == 8     ? (kLaneWords > 2 ? 16 : 12)
-                                   : kLaneWords > 2 ? 12
-                                                    : 8;
+  static constexpr bool kFewBlocks = kLaneWords > 2;
+  static constexpr int kMaxWarps = kRows == 1 && kBits == 4 && kLaneWords == 1 ? 12
+                                   : kRows <= 2                                ? 16
+                                   : kBits != 4                                ? 8
+                                   : kRows == 8 ? (kFewBlocks ? 16 : 12)
+                                   : kFewBlocks ? 12
+                                                : 8;
 };
 
 // Rows of x in registers: one or two as bytes, more as fp16.
 template <int kBits, typename X, int kRows, int kSpanBytes, int kLaneWords>
-using Span = std::conditional_t<kRows == 2, SpanDigits<kBits, X, kSpanBytes, kLaneWords>,
+using Span = std::conditional_t<kRows <= 2, SpanDigits<kBits, X, kRows, kSpanBytes, kLaneWords>,
                                 SpanX<kBits, X, kRows, kSpanBytes, kLaneWords>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.

@@ -73,7 +73,7 @@ struct Stream {
     for (const int lane_words : {4, 2, 1}) {
       if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
-      const Index blocks = stream::Shape<kBits, 1, 4>::kSpanBytes / (16 * lane_words);
+      const Index blocks = stream::Shape<kBits, 8, 4>::kSpanBytes / (16 * lane_words);
       // A span has two groups or more.
       for (int log = 0; blocks >> log >= 2; ++log)
         if (problem.group == block << log) return {true, lane_words, log};
@@ -84,6 +84,9 @@ struct Stream {
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_rows(const Problem& problem, const Operands& operands, const Found& found,
                               cudaStream_t stream) {
+    // Only with 4 bits does one row have a kernel of its own.
+    if (kBits == 4 && problem.M == 1)
+      return launch<kBits == 4 ? 1 : 2, kScales, kLaneWords>(problem, operands, found, stream);
     if (problem.M <= 2) return launch<2, kScales, kLaneWords>(problem, operands, found, stream);
     if (kMaxRows == 8 || problem.M <= 8)
       return launch<8, kScales, kLaneWords>(problem, operands, found, stream);
