@@ -123,7 +123,9 @@ def test_outliers(backend, rows, x, form, rng):
     values[:, ::97] *= 2**10
     p = dataclasses.replace(p, x=values)
     y = gemv(values, p.tensor, implementation=backend, out_dtype="float32")
-    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+    # Tensor cores add 16 products at a time by cutting all of them to the unit of the largest: always downwards.
+    cuts = backend == "cuda" and rows > 2
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, worst=cuts)
 
 
 @pytest.mark.parametrize("scale", [None, "float32"])

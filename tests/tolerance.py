@@ -21,20 +21,22 @@ _LAMBDA = 6
 _U = 2.0**-24
 
 
-def tolerance(exact: np.ndarray, magnitude: np.ndarray, k: int, dtype) -> np.ndarray:
-    """How far a result of `dtype` may lie from the float64 result `exact`."""
+def tolerance(exact: np.ndarray, magnitude: np.ndarray, k: int, dtype, *, worst: bool = False) -> np.ndarray:
+    """How far a result of `dtype` may lie from the float64 result `exact`. `worst`: the bound without luck, n u."""
     n = k + 8
-    error = min(n, _LAMBDA * np.sqrt(n)) * _U * magnitude
+    error = (n if worst else min(n, _LAMBDA * np.sqrt(n))) * _U * magnitude
     out = jnp.finfo(dtype)
     return error + (np.abs(exact) + error) * float(out.eps) / 2 + float(out.smallest_subnormal)
 
 
-def assert_close(y, exact: np.ndarray, magnitude: np.ndarray, k: int, *, dtype, factor: int = 1) -> None:
-    """`factor` 2 is for two results that may each err."""
+def assert_close(
+    y, exact: np.ndarray, magnitude: np.ndarray, k: int, *, dtype, factor: int = 1, worst: bool = False
+) -> None:
+    """`factor` 2 is for two results that may each err; `worst` is for errors that do not average out."""
     assert y.dtype == dtype
     assert y.shape == exact.shape
     error = np.abs(np.asarray(y, np.float64) - exact)
-    allowed = factor * tolerance(exact, magnitude, k, dtype)
+    allowed = factor * tolerance(exact, magnitude, k, dtype, worst=worst)
     bad = ~(error <= allowed)  # also where error is NaN
     if bad.any():
         at = np.unravel_index(np.argmax(np.where(bad, error / allowed, 0)), error.shape)
