@@ -81,29 +81,34 @@ def _kernel_call(*args, names, op, bits, group, out_dtype, implementation):
     return y.reshape(*x.shape[:-1], n)
 
 
-def _lower(ctx, *args, platform: str | None, **params):
-    """platform: whose kernels may run; None on a platform that has none."""
-    implementation, names = params["implementation"], params["names"]
-    named = dict(zip(names, ctx.avals_in, strict=True))
-    if platform is None:
+def why_reference(avals, platform: str | None, obstacle: str | None = None, *, names, **params) -> str | None:
+    """Why the kernels of `platform` (None: it has none) cannot run; None when they can.
+
+    Raises NotImplementedError for a named implementation that this leaves out.
+    """
+    implementation = params["implementation"]
+    if obstacle:
+        reason = obstacle
+    elif platform is None:
         reason = "this platform has no compiled kernels"
     elif implementation not in (None, platform):
         reason = f"the program is lowered for {platform}"
     else:
-        reason = why_no_kernel(platform, named, params["bits"])
+        reason = why_no_kernel(platform, dict(zip(names, avals, strict=True)), params["bits"])
     if implementation in backends and reason:
         raise NotImplementedError(f"{params['op']}: implementation={implementation!r} cannot run: {reason}")
-    rows = _rows(named)
+    return reason
+
+
+def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **params):
+    """On one device: one kernel, or where there is an obstacle the reference."""
+    reason = why_reference(ctx.avals_in, platform, obstacle, **params)
+    rows = _rows(dict(zip(params["names"], ctx.avals_in, strict=True)))
     # Under jax.export it may be symbolic, and then may be small.
     few = not isinstance(rows, int) or rows <= MAX_ROWS
-    use_kernel = not reason and (implementation or few)
+    use_kernel = not reason and (params["implementation"] or few)
     call = _kernel_call if use_kernel else _reference_call
     return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
-
-
-mlir.register_lowering(gemv_p, partial(_lower, platform=None))
-for _platform in backends:
-    mlir.register_lowering(gemv_p, partial(_lower, platform=_platform), platform=_platform)
 
 
 def _batch(args, dims, *, names, **params):

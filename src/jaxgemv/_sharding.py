@@ -1,0 +1,230 @@
+"""gemv_p on several devices: which part of each array a device holds, and how the parts make the result.
+
+The weight never moves. However its codes are sharded, over N, over K or over a stack, the other operands are brought
+to where its parts lie: x its pieces of K, scale, zero, offset and bias their rows and groups. Parts of K or of a stack
+give partial sums, which one all-reduce adds up in float32.
+
+- Auto axes: only the compiler knows the shardings. gemv_p is lowered to a custom_partitioning, which it asks.
+- Explicit axes: the types tell while tracing, and `product` binds gemv_p inside a shard_map.
+- Manual axes (a user's shard_map): each device has its part already; gemv_p is what it is on one device.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+# The one private name: a lowering is told of the devices only if it asks here.
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.core import Tracer
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import mlir
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxgemv import _primitive, _reference
+from jaxgemv._ffi import backends
+from jaxgemv._plan import Axes, Dims, Plan, dims_of, held_by, plan, propagation_rule, spec_of
+from jaxgemv._primitive import gemv_p
+
+
+def _part(named: dict[str, Array], cut: Plan, local: Callable, out_dtype, **params) -> Array:
+    """What one device computes of its parts; `local` is the product on one device."""
+    params["group"] = cut.group
+    summed = (*cut.k, *cut.stack)
+    if not summed:
+        return local(named, out_dtype=out_dtype, **params)
+    if "bias" in named and cut.k:
+        # One device adds it for all.
+        named = named | {"bias": jnp.where(lax.axis_index(cut.k) == 0, named["bias"], 0)}
+    here = valid = None
+    if "index" in named:
+        index = named["index"]
+        first = lax.axis_index(cut.stack) * np.int32(cut.part) if cut.stack else np.int32(0)
+        here = (index >= first) & (index < first + cut.part)
+        valid = (index >= 0) & (index < cut.entries)
+        named = named | {"index": jnp.where(here, index - first, np.int32(-1))}
+    y = local(named, out_dtype=jnp.int32 if out_dtype == jnp.int32 else jnp.float32, **params)
+    if here is not None:
+        y = jnp.where(here.reshape(*here.shape, *(1,) * (y.ndim - here.ndim)), y, 0)
+    return _reference.finish(lax.psum(y, summed), None, valid, out_dtype)
+
+
+def product(named: dict[str, Array], *, out_sharding=None, **params) -> Array:
+    """gemv_p of named operands, wherever they lie."""
+    return _wherever(_bind, named, out_sharding=out_sharding, **params)
+
+
+def dense_product(named: dict[str, Array], *, out_sharding=None, **params) -> Array:
+    """The product with a dense weight "w", which XLA partitions itself unless axes are Explicit."""
+    return _wherever(
+        _dense, named, bits=0, group=None, implementation=None, out_sharding=out_sharding, **params
+    )
+
+
+def _dense(named: dict[str, Array], *, out_dtype, **params) -> Array:
+    del params
+    return _reference.dense_product(**named, out_dtype=out_dtype)
+
+
+def _wherever(local: Callable, named: dict[str, Array], *, op: str, out_sharding=None, **params) -> Array:
+    """`local(named, ...)`, where operands are sharded over Explicit axes by a shard_map of it."""
+    mesh = next(filter(_explicit, (jax.typeof(a).sharding.mesh for a in named.values())), None)
+    if mesh is None:
+        if out_sharding is not None:
+            raise ValueError(
+                f"{op}: out_sharding must be None for operands without Explicit mesh axes; got {out_sharding}"
+            )
+        _check_arrays(named, op=op, bits=params["bits"], group=params["group"])
+        return local(named, op=op, **params)
+    ndim = named["x"].ndim
+    out = None if out_sharding is None else _check_out_sharding(op, out_sharding, mesh, ndim)
+    return _over_mesh(*named.values(), names=tuple(named), local=local, mesh=mesh, out=out, op=op, **params)
+
+
+def _check_arrays(named: dict[str, Array], **params) -> None:
+    """Outside jit Auto shardings can be refused at once, and not only by the compiler."""
+    sharding = None
+    if "packed" in named and not isinstance(named["packed"], Tracer):
+        sharding = named["packed"].sharding
+    if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
+        held: dict[str, Dims] = {name: ((),) * a.ndim for name, a in named.items()}
+        held["packed"] = dims_of(sharding.spec, named["packed"].ndim)
+        plan({name: a.shape for name, a in named.items()}, held, sharding.mesh.shape, **params)
+
+
+def _explicit(mesh) -> Axes:
+    return tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Explicit)
+
+
+def _check_out_sharding(op: str, out_sharding, mesh, ndim: int) -> PartitionSpec:
+    spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(
+            f"{op}: out_sharding must be a PartitionSpec or a NamedSharding; got {out_sharding!r}"
+        )
+    if len(spec) > ndim:
+        raise ValueError(f"{op}: out_sharding must have at most {ndim} entries, one a dimension; got {spec}")
+    axes = {a for dim in dims_of(spec, ndim) for a in dim}
+    if not axes <= set(_explicit(mesh)):
+        raise ValueError(
+            f"{op}: out_sharding must use Explicit axes of the mesh, {', '.join(_explicit(mesh))}; got {spec}"
+        )
+    return spec
+
+
+@partial(
+    jax.jit,
+    static_argnames="names local mesh out op bits group out_dtype implementation".split(),
+    inline=True,
+)
+def _over_mesh(*args, names, local, mesh, out, **params):
+    shapes = {name: a.shape for name, a in zip(names, args)}
+    held = {name: dims_of(jax.typeof(a).sharding.spec, a.ndim) for name, a in zip(names, args)}
+    cut = plan(shapes, held, mesh.shape, **{name: params[name] for name in ("op", "bits", "group")})
+    specs = tuple(spec_of(cut.operands[name]) for name in names)
+    explicit = _explicit(mesh)
+    part = jax.shard_map(
+        lambda *args: _part(dict(zip(names, args)), cut, local, **params),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=spec_of(cut.result),
+        # None stands for all but those that a vmap has taken.
+        axis_names=set() if explicit == mesh.axis_names else set(explicit),
+    )
+    y = part(*(jax.sharding.reshard(a, NamedSharding(mesh, s)) for a, s in zip(args, specs)))
+    return y if out is None else jax.sharding.reshard(y, NamedSharding(mesh, out))
+
+
+def _bind(named: dict[str, Array], **params) -> Array:
+    """x varies over all manual axes that another operand varies over, as the rules of gemv_p take for granted."""
+    x = named["x"]
+    missing = frozenset().union(*map(_varying, named.values())) - _varying(x)
+    if missing:
+        axes = tuple(sorted(missing))
+        x = (
+            lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
+        )
+    named = named | {"x": x}
+    return gemv_p.bind(*named.values(), names=tuple(named), **params)
+
+
+def _varying(a: Array) -> frozenset:
+    aval = jax.typeof(a)
+    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+
+
+def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> custom_partitioning:
+    """gemv_p in the form that XLA's partitioner takes apart.
+
+    own: the mesh that shardings speak of. whole: what the all-reduce does; more than `own` inside a shard_map that
+    leaves one axis to the compiler.
+    """
+
+    def partition(mesh, args, result):
+        del mesh, result
+        shapes = {name: a.shape for name, a in zip(names, args)}
+        held = {name: held_by(a.sharding, a.shape, own, params["op"]) for name, a in zip(names, args)}
+        cut = plan(shapes, held, own.shape, **{name: params[name] for name in ("op", "bits", "group")})
+        operands = tuple(NamedSharding(own, spec_of(cut.operands[name])) for name in names)
+        body = lambda *args: _part(dict(zip(names, args)), cut, _bind, **params)  # noqa: E731
+        return whole, body, NamedSharding(own, spec_of(cut.result)), operands
+
+    call = custom_partitioning(lambda *args: gemv_p.bind(*args, names=names, **params))
+    call.def_partition(
+        partition=partition,
+        sharding_rule=lambda mesh, operands, results: propagation_rule(
+            {name: tuple(t.shape) for name, t in zip(names, operands)}
+        ),
+        decode_shardings=False,  # JAX knows the mesh in fewer cases than we do
+    )
+    return call
+
+
+def _lower(ctx, *args, platform: str | None, **params):
+    """On one device, or where each has its part already: gemv_p as it is. Else by the partitioner."""
+    if any(_explicit(a.sharding.mesh) for a in ctx.avals_in):
+        # A vmap over an axis of the mesh keeps it out of the shard_map that binds gemv_p.
+        names, params = params["names"], {n: p for n, p in params.items() if n != "names"}
+        again = lambda *args: product(dict(zip(names, args)), **params)  # noqa: E731
+        return mlir.lower_fun(again, multiple_results=False)(ctx, *args)
+    context = ctx.module_context.axis_context
+    whole = own = None
+    if hasattr(context, "mesh"):  # inside a shard_map, or called by the partitioner
+        mesh = context.mesh
+        left = tuple(a for a in mesh.axis_names if a not in context.manual_axes and mesh.shape[a] > 1)
+        if len(left) > 1 or (left and AxisType.Explicit in mesh.axis_types):
+            # Of several axes the partitioner does not tell the order, and beside Explicit ones it takes no part.
+            obstacle = f"shard_map leaves the mesh axes {', '.join(left)} to the compiler"
+            return _primitive.lower(ctx, *args, platform=platform, obstacle=obstacle, **params)
+        if left:
+            whole = mesh
+            own = Mesh(mesh.devices[tuple(slice(None) if a in left else 0 for a in mesh.axis_names)], left)
+    elif getattr(context, "num_devices", 1) > 1:
+        whole = own = _mesh_of(context)
+    if own is None or whole is None:
+        return _primitive.lower(ctx, *args, platform=platform, **params)
+    _primitive.why_reference(ctx.avals_in, platform, **params)
+    call = _partitioned(own=own, whole=whole, **params)
+    return mlir.lower_fun(call, multiple_results=False)(ctx, *args)
+
+
+def _mesh_of(context) -> Mesh:
+    """Of the arguments' shardings, else of jax.set_mesh, else one in which every mesh of 2^n devices can be told."""
+    count = context.num_devices
+    for known in (context.abstract_mesh, jax.sharding.get_abstract_mesh()):
+        if known is not None and known.size == count:
+            sizes, names = known.axis_sizes, known.axis_names
+            break
+    else:
+        sizes = (2,) * (count.bit_length() - 1) if count.bit_count() == 1 else (count,)
+        names = tuple(f"axis{i}" for i in range(len(sizes)))
+    return Mesh(np.array(context.device_assignment).reshape(sizes), names)
+
+
+prim_requires_devices_during_lowering.add(gemv_p)
+mlir.register_lowering(gemv_p, partial(_lower, platform=None))
+for _platform in backends:
+    mlir.register_lowering(gemv_p, partial(_lower, platform=_platform), platform=_platform)
