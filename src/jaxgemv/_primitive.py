@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxgemv import _reference
 from jaxgemv._ffi import TARGET, backends
@@ -111,7 +111,7 @@ def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **param
     return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
 
 
-def _batch(args, dims, *, names, **params):
+def batch(args, dims, *, names, **params):
     """Over x alone: one call with more rows. Over a weight or an index: one indexed call."""
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     named = dict(zip(names, args, strict=True))
@@ -150,9 +150,6 @@ def _merge_stacks(a, size: int, stack: int):
     if a.shape[:2] == (1, 1):
         return a[0]
     return jnp.broadcast_to(a, (size, stack, *a.shape[2:])).reshape(size * stack, *a.shape[2:])
-
-
-batching.primitive_batchers[gemv_p] = _batch
 
 
 def _jvp(primals, tangents, *, names, **params):

@@ -11,6 +11,7 @@ give partial sums, which one all-reduce adds up in float32.
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jax import Array, lax
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.core import Tracer
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgemv import _primitive, _reference
@@ -30,26 +31,42 @@ from jaxgemv._plan import Axes, Dims, Plan, dims_of, held_by, plan, propagation_
 from jaxgemv._primitive import gemv_p
 
 
-def _part(named: dict[str, Array], cut: Plan, local: Callable, out_dtype, **params) -> Array:
-    """What one device computes of its parts; `local` is the product on one device."""
+def _part(named: dict[str, Array], cut: Plan, at: tuple, local: Callable, out_dtype, **params) -> Array:
+    """What one device computes: the one whose parts of K and of the stack are number at[0] and at[1].
+
+    `local` is the product on one device.
+    """
     params["group"] = cut.group
     summed = (*cut.k, *cut.stack)
     if not summed:
         return local(named, out_dtype=out_dtype, **params)
     if "bias" in named and cut.k:
         # One device adds it for all.
-        named = named | {"bias": jnp.where(lax.axis_index(cut.k) == 0, named["bias"], 0)}
-    here = valid = None
-    if "index" in named:
-        index = named["index"]
-        first = lax.axis_index(cut.stack) * np.int32(cut.part) if cut.stack else np.int32(0)
+        named = named | {"bias": jnp.where(at[0] == 0, named["bias"], 0)}
+    index = named.get("index")
+    first = at[1] * np.int32(cut.part)
+    if index is not None:
         here = (index >= first) & (index < first + cut.part)
-        valid = (index >= 0) & (index < cut.entries)
         named = named | {"index": jnp.where(here, index - first, np.int32(-1))}
     y = local(named, out_dtype=jnp.int32 if out_dtype == jnp.int32 else jnp.float32, **params)
-    if here is not None:
-        y = jnp.where(here.reshape(*here.shape, *(1,) * (y.ndim - here.ndim)), y, 0)
-    return _reference.finish(lax.psum(y, summed), None, valid, out_dtype)
+    if index is None:
+        y = lax.psum(y, summed)
+    else:
+        # What an index out of range gives is no number to be summed.
+        y = lax.psum(_select(y, index, first, cut.part, 0), summed)
+        bad = np.iinfo(np.int32).min if out_dtype == jnp.int32 else np.nan
+        y = _select(y, index, np.int32(0), cut.entries, bad)
+    return y.astype(out_dtype)
+
+
+# Differentiated, it keeps the index alone: jax cannot bring arrays like the condition out of nested shard_maps.
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def _select(y: Array, index: Array, first, count: int, other) -> Array:
+    """The slices of y whose index is one of `count` from `first` on, and `other` in place of the rest."""
+    valid = (index >= first) & (index < first + count)
+    return jnp.where(
+        valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, np.asarray(other, y.dtype)
+    )
 
 
 def product(named: dict[str, Array], *, out_sharding=None, **params) -> Array:
@@ -96,7 +113,11 @@ def _check_arrays(named: dict[str, Array], **params) -> None:
 
 
 def _explicit(mesh) -> Axes:
-    return tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Explicit)
+    return _axes_of_kind(mesh, AxisType.Explicit)
+
+
+def _axes_of_kind(mesh, kind: AxisType) -> Axes:
+    return tuple(name for name, its in zip(mesh.axis_names, mesh.axis_types) if its == kind)
 
 
 def _check_out_sharding(op: str, out_sharding, mesh, ndim: int) -> PartitionSpec:
@@ -124,15 +145,21 @@ def _over_mesh(*args, names, local, mesh, out, **params):
     shapes = {name: a.shape for name, a in zip(names, args)}
     held = {name: dims_of(jax.typeof(a).sharding.spec, a.ndim) for name, a in zip(names, args)}
     cut = plan(shapes, held, mesh.shape, **{name: params[name] for name in ("op", "bits", "group")})
-    specs = tuple(spec_of(cut.operands[name]) for name in names)
-    explicit = _explicit(mesh)
+    # lax.axis_index would do, but jax 0.8 does not compile it inside nested shard_maps.
+    numbers = [jnp.arange(prod(mesh.shape[a] for a in axes), dtype=jnp.int32) for axes in (cut.k, cut.stack)]
+    args = (*numbers, *args)
+    specs = tuple(map(spec_of, ((cut.k,), (cut.stack,), *(cut.operands[name] for name in names))))
+
+    def part(k, stack, *args):
+        return _part(dict(zip(names, args)), cut, (k[0], stack[0]), local, **params)
+
     part = jax.shard_map(
-        lambda *args: _part(dict(zip(names, args)), cut, local, **params),
+        part,
         mesh=mesh,
         in_specs=specs,
         out_specs=spec_of(cut.result),
-        # None stands for all but those that a vmap has taken.
-        axis_names=set() if explicit == mesh.axis_names else set(explicit),
+        # None stands for all but those that another shard_map or a vmap has taken.
+        axis_names=set(_explicit(mesh)) if _axes_of_kind(mesh, AxisType.Auto) else set(),
     )
     y = part(*(jax.sharding.reshard(a, NamedSharding(mesh, s)) for a, s in zip(args, specs)))
     return y if out is None else jax.sharding.reshard(y, NamedSharding(mesh, out))
@@ -156,6 +183,25 @@ def _varying(a: Array) -> frozenset:
     return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
 
 
+def _batch(args, dims, **params):
+    """Over a dimension that an Explicit axis cuts, each device batches its part, with no word to the others."""
+    mapped = [(jax.typeof(a).sharding, d) for a, d in zip(args, dims) if d is not None]
+    axes = next((axes for sharding, d in mapped if (axes := dims_of(sharding.spec, d + 1)[d])), ())
+    if not axes:
+        return _primitive.batch(args, dims, **params)
+
+    def part(*args):
+        y, dim = _primitive.batch(args, dims, **params)
+        return jnp.moveaxis(y, dim, 0)
+
+    own = spec_of((axes,))
+    specs = tuple(spec_of(((),) * (d or 0) + ((axes,) if d is not None else ())) for d in dims)
+    y = jax.shard_map(part, mesh=mapped[0][0].mesh, in_specs=specs, out_specs=own, axis_names=set(axes))(
+        *args
+    )
+    return y, 0
+
+
 def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> custom_partitioning:
     """gemv_p in the form that XLA's partitioner takes apart.
 
@@ -169,7 +215,11 @@ def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> cu
         held = {name: held_by(a.sharding, a.shape, own, params["op"]) for name, a in zip(names, args)}
         cut = plan(shapes, held, own.shape, **{name: params[name] for name in ("op", "bits", "group")})
         operands = tuple(NamedSharding(own, spec_of(cut.operands[name])) for name in names)
-        body = lambda *args: _part(dict(zip(names, args)), cut, _bind, **params)  # noqa: E731
+
+        def body(*args):
+            at = tuple(lax.axis_index(axes) if axes else np.int32(0) for axes in (cut.k, cut.stack))
+            return _part(dict(zip(names, args)), cut, at, _bind, **params)
+
         return whole, body, NamedSharding(own, spec_of(cut.result)), operands
 
     call = custom_partitioning(lambda *args: gemv_p.bind(*args, names=names, **params))
@@ -185,16 +235,12 @@ def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> cu
 
 def _lower(ctx, *args, platform: str | None, **params):
     """On one device, or where each has its part already: gemv_p as it is. Else by the partitioner."""
-    if any(_explicit(a.sharding.mesh) for a in ctx.avals_in):
-        # A vmap over an axis of the mesh keeps it out of the shard_map that binds gemv_p.
-        names, params = params["names"], {n: p for n, p in params.items() if n != "names"}
-        again = lambda *args: product(dict(zip(names, args)), **params)  # noqa: E731
-        return mlir.lower_fun(again, multiple_results=False)(ctx, *args)
     context = ctx.module_context.axis_context
     whole = own = None
     if hasattr(context, "mesh"):  # inside a shard_map, or called by the partitioner
         mesh = context.mesh
-        left = tuple(a for a in mesh.axis_names if a not in context.manual_axes and mesh.shape[a] > 1)
+        manual = {*context.manual_axes, *_axes_of_kind(ctx.avals_in[0].sharding.mesh, AxisType.Manual)}
+        left = tuple(a for a in mesh.axis_names if a not in manual and mesh.shape[a] > 1)
         if len(left) > 1 or (left and AxisType.Explicit in mesh.axis_types):
             # Of several axes the partitioner does not tell the order, and beside Explicit ones it takes no part.
             obstacle = f"shard_map leaves the mesh axes {', '.join(left)} to the compiler"
@@ -224,6 +270,7 @@ def _mesh_of(context) -> Mesh:
     return Mesh(np.array(context.device_assignment).reshape(sizes), names)
 
 
+batching.primitive_batchers[gemv_p] = _batch
 prim_requires_devices_during_lowering.add(gemv_p)
 mlir.register_lowering(gemv_p, partial(_lower, platform=None))
 for _platform in backends:
