@@ -52,9 +52,8 @@ def stack(problems) -> QuantizedTensor:
 
 
 def collectives(compiled) -> dict[str, int]:
-    """How many of each kind; on a GPU they start and finish in two instructions."""
-    found = re.findall(rf"= \S+ ({'|'.join(COLLECTIVES)})(?:-start)?\(", _one_result(compiled))
-    return dict(Counter(found))
+    """How many of each kind; on a GPU they may start and finish in two instructions."""
+    return dict(Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", compiled.as_text())))
 
 
 def kernel_calls(compiled) -> int:
@@ -63,15 +62,8 @@ def kernel_calls(compiled) -> int:
 
 def moved_codes(compiled) -> list[str]:
     """Instructions that make packed codes, uint32 of rank 2 or 3; none where weights stay where they are."""
-    lines = _one_result(compiled).splitlines()
+    instructions = re.findall(r"^ .*? = (.*?) ([a-z][\w-]*)\(", compiled.as_text(), re.MULTILINE)
+    in_place = {"parameter", "bitcast", "get-tuple-element", "tuple", "while"}
     return [
-        line
-        for line in lines
-        if re.search(r"= u32\[\d+,[\d,]+\]\S* ", line)
-        and not re.search(r" (parameter|bitcast|get-tuple-element|iota|constant)\(", line)
+        f"{op}: {type}" for type, op in instructions if re.search(r"u32\[\d+,", type) and op not in in_place
     ]
-
-
-def _one_result(compiled) -> str:
-    """The program, the results of asynchronous instructions written as one type without blanks."""
-    return re.sub(r"= \([^()]*\) ", "= tuple ", compiled.as_text())
