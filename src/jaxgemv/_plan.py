@@ -78,9 +78,10 @@ def _check_parts(k: int, parts: int, op: str, bits: int, group: int | None) -> N
         return
     name = "w.packed" if op == "gemv" else "Wq"
     possible = [p for p in range(1, k // unit + 1) if k % (p * unit) == 0] or [1]
+    devices = f"{' or '.join(map(str, possible))} device{'s' * (possible != [1])}"
     raise ValueError(
         f"{op}: {name} must be sharded along K in whole words and groups, multiples of {unit} codes: for K = {k} over "
-        f"{' or '.join(map(str, possible))} devices; got {parts}"
+        f"{devices}; got {parts}"
     )
 
 
