@@ -62,6 +62,6 @@ def devices() -> list:
                 platform="cuda", target_config=TARGET_CONFIG, topology="1x1x8"
             ).devices
     except NotImplementedError:  # without a GPU JAX loads the plugin only if told not to use it
-        reason = "JAX's CUDA plugin did not load; set JAX_PLATFORMS=cpu"
+        reason = "JAX's CUDA plugin did not load; without a GPU that takes JAX_PLATFORMS=cpu and jax 0.10"
     stop = pytest.fail if os.environ.get("JAXGEMV_REQUIRE_H200") == "1" else pytest.skip
     stop(f"h200: {reason}")

@@ -1,16 +1,18 @@
 """Shardings that cannot be: refused with the operation, the argument, what is expected and what there is."""
 
 import re
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Case, make
 from sharded import mesh_of, put, put_weight
 
 import jaxgemv
-from jaxgemv import QuantizedTensor, gemv, gemv_int4
+from jaxgemv import QuantizedTensor, _plan, _sharding, gemv, gemv_int4
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
@@ -111,3 +113,22 @@ def test_inside_shard_map(mesh, rng):
     )
     args = put(p.x, mesh), put(p.packed, mesh, None, "model"), None, put(p.scale, mesh)
     check("gemv_int4: Wq must have shape (N, 64) for x with K = 512; got (8, 16)", f, *args)
+
+
+def test_no_mesh():
+    """Shardings of unknown meshes are not guessed at."""
+    context = SimpleNamespace(abstract_mesh=None, num_devices=8)
+    text = "gemv: on 8 devices, one operand must have a NamedSharding, or jax.set_mesh be in use; got neither"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        _sharding._mesh_of(context, "gemv")
+
+
+def test_another_mesh():
+    """Nor those that the program's mesh cannot express."""
+    devices = np.array(jax.devices("cpu")[:8])
+    sharding = NamedSharding(Mesh(devices[[0, 2, 1, 3, 4, 5, 6, 7]], ("x",)), P("x"))
+    text = (
+        "gemv: operands must be sharded over the program's mesh, {'data': 2, 'model': 4}; got NamedSharding("
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        _plan.held_by(sharding, (16, 8), mesh_of(AxisType.Auto), "gemv")

@@ -1,6 +1,7 @@
 """jit over a mesh of Auto axes: the compiler asks how to cut a gemv, and weights stay where they are."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from problems import Case, make
 from sharded import collectives, kernel_calls, mesh_of, moved_codes, put, put_weight, stack
 from tolerance import assert_close
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import EXPORT_CHECKS, QuantizedTensor, gemv, gemv_int4
 
 CASE = Case(4, 16, 512, 64, "zero", bias=True)
 
@@ -324,3 +325,68 @@ def test_shardings_made_inside(mesh, rng):
             )
         )
         np.testing.assert_array_equal(f(p.x, p.tensor), p.answer() - p.bias)
+
+
+def test_meshes_of_six(rng):
+    p = make(rng, 4, "float32", Case(6, 24, 768, 64, "zero"), exact=True)
+    mesh = jax.make_mesh((3, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices("cpu")[:6])
+    for spec in (("a", None), (None, "b"), ("a", "b"), (None, ("b", "a"))):
+        w = put_weight(p.tensor, mesh, *spec)
+        np.testing.assert_array_equal(jax.jit(gemv)(p.x, w), p.answer())
+        made_inside = jax.jit(
+            lambda x, w, spec=spec: gemv(
+                x,
+                jax.tree.map(
+                    lambda a: jax.lax.with_sharding_constraint(
+                        a, jax.NamedSharding(mesh, P(*spec[: a.ndim]))
+                    ),
+                    w,
+                ),
+            )
+        )
+        np.testing.assert_array_equal(made_inside(p.x, p.tensor), p.answer())
+
+
+def test_any_order_of_devices(rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    devices = [jax.devices("cpu")[i] for i in (5, 2, 7, 0)]
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=devices)
+    y = jax.jit(gemv)(put(p.x, mesh), put_weight(p.tensor, mesh, "b", "a"))
+    np.testing.assert_array_equal(y, p.answer() - p.bias)
+
+
+def test_without_shardy(mesh, rng):
+    """The partitioner that was the default before jax 0.7."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+    bad = make(rng, 4, "float32", Case(2, 8, 512, 256))
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        for spec, expected in ((("model", None), {}), ((None, "model"), {"all-reduce": 1})):
+            w = put_weight(p.tensor, mesh, *spec)
+            compiled = jax.jit(gemv).lower(put(p.x, mesh), w).compile()
+            assert collectives(compiled) == expected
+            np.testing.assert_array_equal(compiled(put(p.x, mesh), w), p.answer() - p.bias)
+        packed = put(bad.packed, mesh, None, "model")
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"gemv: w\.packed must be sharded along K"):
+            jax.jit(gemv)(put(bad.x, mesh), QuantizedTensor(packed=packed, scale=bad.scale, bits=4))
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+
+
+def test_one_device_has_no_partitioner(mesh, rng):
+    """Such a program can be exported and cached, which one with a partitioner cannot."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+    f = jax.jit(lambda x, packed, scale, zero: gemv_int4(x, packed, zero, scale))
+    w = p.tensor
+    assert "CustomSPMDPartitioning" not in f.lower(p.x, w.packed, w.scale, w.zero).as_text()
+    w = put_weight(w, mesh, "model", None)
+    args = put(p.x, mesh), w.packed, w.scale, w.zero
+    assert "CustomSPMDPartitioning" in f.lower(*args).as_text()
+    with pytest.raises(NotImplementedError, match="serialization of host_callbacks"):
+        jax.export.export(f, disabled_checks=EXPORT_CHECKS)(*args).serialize()
+
+
+def test_pmap(rng):
+    p = make(rng, 4, "float32", Case(8, 16, 512, 64, "zero"), exact=True)
+    y = jax.pmap(lambda x: gemv(x, p.tensor), devices=jax.devices("cpu")[:8])(p.x)
+    np.testing.assert_array_equal(y, p.answer())

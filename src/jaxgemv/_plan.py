@@ -98,6 +98,8 @@ def spec_of(dims: Dims) -> PartitionSpec:
 
 def held_by(sharding, shape: tuple[int, ...], mesh: Mesh, op: str) -> Dims:
     """The axes that cut each dimension, from what each device holds."""
+    if sharding is None:
+        return ((),) * len(shape)
     if len(mesh.axis_names) == 1:
         part = sharding.shard_shape(shape)
         return tuple(mesh.axis_names if p < size else () for p, size in zip(part, shape))
@@ -112,7 +114,7 @@ def held_by(sharding, shape: tuple[int, ...], mesh: Mesh, op: str) -> Dims:
         dims.append(tuple(sorted((a for a in starts if starts[a]), key=starts.__getitem__, reverse=True)))
     if not NamedSharding(mesh, spec_of(tuple(dims))).is_equivalent_to(sharding, len(shape)):
         raise ValueError(
-            f"{op}: operands must have a NamedSharding over one mesh, {dict(mesh.shape)}; got {sharding}"
+            f"{op}: operands must be sharded over the program's mesh, {dict(mesh.shape)}; got {sharding}"
         )
     return tuple(dims)
 

@@ -209,22 +209,33 @@ def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> cu
     leaves one axis to the compiler.
     """
 
-    def partition(mesh, args, result):
-        del mesh, result
+    def cut_of(args) -> Plan:
         shapes = {name: a.shape for name, a in zip(names, args)}
         held = {name: held_by(a.sharding, a.shape, own, params["op"]) for name, a in zip(names, args)}
-        cut = plan(shapes, held, own.shape, **{name: params[name] for name in ("op", "bits", "group")})
-        operands = tuple(NamedSharding(own, spec_of(cut.operands[name])) for name in names)
+        return plan(shapes, held, own.shape, **{name: params[name] for name in ("op", "bits", "group")})
+
+    def partition(mesh, args, result):
+        del mesh, result
+        cut = cut_of(args)
 
         def body(*args):
             at = tuple(lax.axis_index(axes) if axes else np.int32(0) for axes in (cut.k, cut.stack))
             return _part(dict(zip(names, args)), cut, at, _bind, **params)
 
+        operands = tuple(NamedSharding(own, spec_of(cut.operands[name])) for name in names)
         return whole, body, NamedSharding(own, spec_of(cut.result)), operands
+
+    def infer(mesh, args, result):  # without Shardy
+        del mesh, result
+        try:
+            return NamedSharding(own, spec_of(cut_of(args).result))
+        except ValueError:  # would end the process here; `partition` can raise it
+            return NamedSharding(own, PartitionSpec())
 
     call = custom_partitioning(lambda *args: gemv_p.bind(*args, names=names, **params))
     call.def_partition(
         partition=partition,
+        infer_sharding_from_operands=infer,
         sharding_rule=lambda mesh, operands, results: propagation_rule(
             {name: tuple(t.shape) for name, t in zip(names, operands)}
         ),
@@ -249,7 +260,7 @@ def _lower(ctx, *args, platform: str | None, **params):
             whole = mesh
             own = Mesh(mesh.devices[tuple(slice(None) if a in left else 0 for a in mesh.axis_names)], left)
     elif getattr(context, "num_devices", 1) > 1:
-        whole = own = _mesh_of(context)
+        whole = own = _mesh_of(context, params["op"])
     if own is None or whole is None:
         return _primitive.lower(ctx, *args, platform=platform, **params)
     _primitive.why_reference(ctx.avals_in, platform, **params)
@@ -257,17 +268,15 @@ def _lower(ctx, *args, platform: str | None, **params):
     return mlir.lower_fun(call, multiple_results=False)(ctx, *args)
 
 
-def _mesh_of(context) -> Mesh:
-    """Of the arguments' shardings, else of jax.set_mesh, else one in which every mesh of 2^n devices can be told."""
-    count = context.num_devices
+def _mesh_of(context, op: str) -> Mesh:
+    """Of the program's NamedShardings, or else of jax.set_mesh."""
     for known in (context.abstract_mesh, jax.sharding.get_abstract_mesh()):
-        if known is not None and known.size == count:
-            sizes, names = known.axis_sizes, known.axis_names
-            break
-    else:
-        sizes = (2,) * (count.bit_length() - 1) if count.bit_count() == 1 else (count,)
-        names = tuple(f"axis{i}" for i in range(len(sizes)))
-    return Mesh(np.array(context.device_assignment).reshape(sizes), names)
+        if known is not None and known.size == context.num_devices:
+            return Mesh(np.array(context.device_assignment).reshape(known.axis_sizes), known.axis_names)
+    raise ValueError(
+        f"{op}: on {context.num_devices} devices, one operand must have a NamedSharding, or jax.set_mesh be in use; "
+        "got neither"
+    )
 
 
 batching.primitive_batchers[gemv_p] = _batch
