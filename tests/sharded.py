@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jaxgemv import QuantizedTensor
 from jaxgemv._ffi import TARGET
 
-# From 0.9 to 0.10 a shard_map over some of several Explicit axes gathers its operands, whatever is in it, and so does
+# In these versions a shard_map over some of several Explicit axes gathers its operands, whatever is in it, and so does
 # a vmap, which becomes one.
-PARTIAL_GATHERS = (0, 8) < jax.__version_info__[:2] < (0, 11)
+PARTIAL_GATHERS = (0, 10, 1) <= jax.__version_info__ < (0, 11, 2)
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from sharded import (
     weight_shardings,
 )
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import EXPORT_CHECKS, QuantizedTensor, gemv, gemv_int4
 
 CASE = Case(4, 16, 512, 64, "zero", bias=True)
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
@@ -88,7 +89,10 @@ def test_gradients(kind, rng):
     with jax.set_mesh(mesh):
         w = put_weight(p.tensor, mesh, "model", None)
         cut = put(weights, mesh, "data", "model")
-        found = grads(f, cut)(put(p.x, mesh, "data"), w.scale, put(p.bias, mesh, "model"), w)
+        at = put(p.x, mesh, "data"), w.scale, put(p.bias, mesh, "model")
+        found = grads(f, cut)(*at, w)
+        y, tangent = jax.jit(lambda x, s, b, w: jax.jvp(lambda x: f(x, s, b, w), (x,), (x,)))(*at, w)
+    np.testing.assert_array_equal(tangent, y - p.bias)
     for a, b in zip(found, expected):
         np.testing.assert_array_equal(a, b)
 
@@ -150,6 +154,8 @@ def test_transformations_beside_an_axis_that_is_left(kind, w_spec, rng):
         np.testing.assert_array_equal(y, np.stack(rows))
         y = each(lambda x, i, w: jax.vmap(gemv, (None, 0))(x, w), P(None, "data"))(*args)
         np.testing.assert_array_equal(y, expected)
+        y = each(lambda x, i, w: jax.vmap(lambda x: gemv(x, w, index=2))(x), P("data"))(*args)
+        np.testing.assert_array_equal(y, expected[2])
         grad = each(lambda x, i, w: jax.grad(lambda x: gemv(x, w, index=1).sum())(x), P("data"))(*args)
         np.testing.assert_array_equal(grad, np.broadcast_to(problems[1].weight().sum(0), x.shape))
         if w_spec[0] is None:
@@ -171,3 +177,24 @@ def test_two_axes_left(rng):
     text = "gemv: implementation='cpu' cannot run: shard_map leaves the mesh axes b, c to the compiler"
     with pytest.raises(NotImplementedError, match=text):
         jax.jit(f(partial(gemv, implementation="cpu")))(x, w)
+
+
+@KINDS
+def test_export(kind, rng):
+    mesh = mesh_of(kind)
+    p = make(rng, 4, "float32", CASE, exact=True)
+    x, w = put(p.x, mesh, "data"), put_weight(p.tensor, mesh, "model", None)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P("data"), P("model"), P("model"), P("model")),
+        out_specs=P("data", "model"),
+    )
+    def f(x, packed, scale, zero):
+        return gemv_int4(x, packed, zero, scale)
+
+    args = x, w.packed, w.scale, w.zero
+    again = jax.export.deserialize(jax.export.export(f, disabled_checks=EXPORT_CHECKS)(*args).serialize())
+    np.testing.assert_array_equal(jax.jit(again.call)(*args), p.answer() - p.bias)
