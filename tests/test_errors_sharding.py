@@ -123,12 +123,16 @@ def test_no_mesh():
         _sharding._mesh_of(context, "gemv")
 
 
-def test_another_mesh():
-    """Nor those that the program's mesh cannot express."""
+def test_shardings_that_axes_do_not_tell():
     devices = np.array(jax.devices("cpu")[:8])
-    sharding = NamedSharding(Mesh(devices[[0, 2, 1, 3, 4, 5, 6, 7]], ("x",)), P("x"))
-    text = (
-        "gemv: operands must be sharded over the program's mesh, {'data': 2, 'model': 4}; got NamedSharding("
-    )
-    with pytest.raises(ValueError, match=re.escape(text)):
-        _plan.held_by(sharding, (16, 8), mesh_of(AxisType.Auto), "gemv")
+    mesh = Mesh(devices.reshape(2, 2, 2), ("a", "b", "c"))
+    shape = (16, 8)
+    for spec in (P(("b", "a"), "c"), P("c", "a"), P(None, ("a", "b", "c"))):
+        dims = _plan.dims_of(spec, 2)
+        assert _plan.held_by(NamedSharding(mesh, spec), shape, mesh) == dims
+    other = NamedSharding(Mesh(devices[[0, 3, 1, 2, 4, 5, 6, 7]], ("x",)), P("x"))
+    assert _plan.held_by(other, shape, mesh) is None
+    # Of one axis only the parts are known.
+    one = Mesh(devices, ("x",))
+    assert _plan.held_by(NamedSharding(one, P(None, "x")), shape, one) == ((), ("x",))
+    assert _plan.held_by(NamedSharding(mesh, P("a")), shape, one) is None

@@ -327,6 +327,23 @@ def test_shardings_made_inside(mesh, rng):
         np.testing.assert_array_equal(f(p.x, p.tensor), p.answer() - p.bias)
 
 
+def test_part_of_an_axis(rng):
+    """A reshape leaves the compiler with shardings over part of an axis; the weight still stays where it is."""
+    mesh = mesh_of(AxisType.Auto, (8,), ("all",))
+    p = make(rng, 4, "float32", Case(16, 16, 512, 64, "zero"), exact=True)
+    x, w = put(p.x, mesh, "all"), put_weight(p.tensor, mesh)
+    f = jax.jit(lambda x, w: gemv(x.reshape(4, 4, 512), w).reshape(16, 16))
+    compiled = f.lower(x, w).compile()
+    assert collectives(compiled) == {}
+    np.testing.assert_array_equal(compiled(x, w), p.answer())
+
+    x, w = put(p.x, mesh), put_weight(p.tensor, mesh, "all", None)
+    f = jax.jit(lambda x, w: jax.vmap(gemv, (None, 0))(x, jax.tree.map(lambda a: a.reshape(4, 4, -1), w)))
+    compiled = f.lower(x, w).compile()
+    assert moved_codes(compiled) == []
+    np.testing.assert_array_equal(compiled(x, w), np.moveaxis(p.answer().reshape(16, 4, 4), 1, 0))
+
+
 def test_meshes_of_six(rng):
     p = make(rng, 4, "float32", Case(6, 24, 768, 64, "zero"), exact=True)
     mesh = jax.make_mesh((3, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices("cpu")[:6])

@@ -1,5 +1,7 @@
 """Explicit axes: the types of the operands say how a gemv is cut, and its own type says the outcome."""
 
+from functools import partial
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from sharded import PARTIAL_GATHERS, collectives, kernel_calls, mesh_of, moved_c
 from test_sharding_auto import CASE, LAYOUTS, STACKS
 
 import jaxgemv
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import QuantizedTensor, gemv, reference
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +93,10 @@ def test_out_sharding(mesh, spec, rng):
     p = make(rng, 4, "float32", CASE, exact=True)
     w = put_weight(p.tensor, mesh, None, "model")
     for out in (spec, NamedSharding(mesh, spec)):
-        y = jax.jit(lambda x, w, out=out: gemv(x, w, out_sharding=out))(p.x, w)
-        np.testing.assert_array_equal(y, p.answer() - p.bias)
-        assert dims_of_type(y) == (*spec, *(None,) * (2 - len(spec)))
+        for f in (gemv, reference.gemv):
+            y = jax.jit(partial(f, out_sharding=out))(p.x, w)
+            np.testing.assert_array_equal(y, p.answer() - p.bias)
+            assert dims_of_type(y) == (*spec, *(None,) * (2 - len(spec)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -229,6 +232,8 @@ def test_beside_auto_axes(rng):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Explicit))
     p = make(rng, 4, "float32", CASE, exact=True)
     x, w = put(p.x, mesh, "data"), put_weight(p.tensor, mesh, None, "model")
-    np.testing.assert_array_equal(jax.jit(gemv)(x, w), p.answer() - p.bias)
+    compiled = jax.jit(gemv).lower(x, w).compile()
+    np.testing.assert_array_equal(compiled(x, w), p.answer() - p.bias)
+    assert collectives(compiled) == {"all-reduce": 1}
     with pytest.raises(NotImplementedError, match="shard_map leaves the mesh axes data to the compiler"):
         jax.jit(lambda x, w: gemv(x, w, implementation="cpu"))(x, w)

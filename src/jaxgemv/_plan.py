@@ -96,27 +96,24 @@ def spec_of(dims: Dims) -> PartitionSpec:
     return PartitionSpec(*(None if not d else d[0] if len(d) == 1 else d for d in dims))
 
 
-def held_by(sharding, shape: tuple[int, ...], mesh: Mesh, op: str) -> Dims:
-    """The axes that cut each dimension, from what each device holds."""
+def held_by(sharding, shape: tuple[int, ...], mesh: Mesh) -> Dims | None:
+    """The axes that cut each dimension, told from what each device holds; None where whole axes do not tell it."""
     if sharding is None:
         return ((),) * len(shape)
     if len(mesh.axis_names) == 1:
-        part = sharding.shard_shape(shape)
-        return tuple(mesh.axis_names if p < size else () for p, size in zip(part, shape))
+        # Shardings of groups of devices, which a shard_map makes, say no more than the size of parts.
+        parts = [size // part for size, part in zip(shape, sharding.shard_shape(shape))]
+        dims = tuple(mesh.axis_names if parts > 1 else () for parts in parts)
+        return dims if set(parts) <= {1, mesh.size} else None
     index = sharding.devices_indices_map(shape)
     steps = np.eye(mesh.devices.ndim, dtype=int)
-    neighbours = {
-        a: index[mesh.devices[tuple(i)]] for a, i in zip(mesh.axis_names, steps) if mesh.shape[a] > 1
-    }
-    dims = []
-    for d in range(len(shape)):
-        starts = {a: i[d].start or 0 for a, i in neighbours.items()}
-        dims.append(tuple(sorted((a for a in starts if starts[a]), key=starts.__getitem__, reverse=True)))
-    if not NamedSharding(mesh, spec_of(tuple(dims))).is_equivalent_to(sharding, len(shape)):
-        raise ValueError(
-            f"{op}: operands must be sharded over the program's mesh, {dict(mesh.shape)}; got {sharding}"
-        )
-    return tuple(dims)
+    neighbours = {a: index[mesh.devices[tuple(i)]] for a, i in zip(mesh.axis_names, steps)}
+    starts = [{a: i[d].start or 0 for a, i in neighbours.items()} for d in range(len(shape))]
+    # The axis whose step leads farthest is the major one.
+    dims = tuple(
+        tuple(sorted(filter(start.get, start), key=start.__getitem__, reverse=True)) for start in starts
+    )
+    return dims if NamedSharding(mesh, spec_of(dims)).is_equivalent_to(sharding, len(shape)) else None
 
 
 def propagation_rule(shapes: Mapping[str, tuple[int, ...]]) -> SdyShardingRule:

@@ -186,9 +186,10 @@ def _varying(a: Array) -> frozenset:
 def _batch(args, dims, **params):
     """Over a dimension that an Explicit axis cuts, each device batches its part, with no word to the others."""
     mapped = [(jax.typeof(a).sharding, d) for a, d in zip(args, dims) if d is not None]
-    axes = next((axes for sharding, d in mapped if (axes := dims_of(sharding.spec, d + 1)[d])), ())
-    if not axes:
+    cuts = [(sharding.mesh, axes) for sharding, d in mapped if (axes := dims_of(sharding.spec, d + 1)[d])]
+    if not cuts:
         return _primitive.batch(args, dims, **params)
+    mesh, axes = cuts[0]
 
     def part(*args):
         y, dim = _primitive.batch(args, dims, **params)
@@ -196,10 +197,7 @@ def _batch(args, dims, **params):
 
     own = spec_of((axes,))
     specs = tuple(spec_of(((),) * (d or 0) + ((axes,) if d is not None else ())) for d in dims)
-    y = jax.shard_map(part, mesh=mapped[0][0].mesh, in_specs=specs, out_specs=own, axis_names=set(axes))(
-        *args
-    )
-    return y, 0
+    return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=own, axis_names=set(axes))(*args), 0
 
 
 def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> custom_partitioning:
@@ -211,7 +209,13 @@ def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> cu
 
     def cut_of(args) -> Plan:
         shapes = {name: a.shape for name, a in zip(names, args)}
-        held = {name: held_by(a.sharding, a.shape, own, params["op"]) for name, a in zip(names, args)}
+        held = {name: held_by(a.sharding, a.shape, own) for name, a in zip(names, args)}
+        if held["packed"] is None:
+            sharding = args[names.index("packed")].sharding
+            raise ValueError(
+                f"{params['op']}: the weight must be sharded by whole axes of the mesh; got {sharding}"
+            )
+        held = {name: dims or ((),) * len(shapes[name]) for name, dims in held.items()}
         return plan(shapes, held, own.shape, **{name: params[name] for name in ("op", "bits", "group")})
 
     def partition(mesh, args, result):
@@ -269,14 +273,24 @@ def _lower(ctx, *args, platform: str | None, **params):
 
 
 def _mesh_of(context, op: str) -> Mesh:
-    """Of the program's NamedShardings, or else of jax.set_mesh."""
+    """Of the program's NamedShardings, or else of jax.set_mesh; cut fine, as the compiler may use part of an axis."""
     for known in (context.abstract_mesh, jax.sharding.get_abstract_mesh()):
         if known is not None and known.size == context.num_devices:
-            return Mesh(np.array(context.device_assignment).reshape(known.axis_sizes), known.axis_names)
+            axes = {
+                f"{name}{i}": factor
+                for name, size in known.shape.items()
+                for i, factor in enumerate(_prime_factors(size))
+            }
+            return Mesh(np.array(context.device_assignment).reshape(*axes.values()), tuple(axes))
     raise ValueError(
         f"{op}: on {context.num_devices} devices, one operand must have a NamedSharding, or jax.set_mesh be in use; "
         "got neither"
     )
+
+
+def _prime_factors(n: int) -> tuple[int, ...]:
+    p = next((p for p in range(2, n + 1) if n % p == 0), None)
+    return () if p is None else (p, *_prime_factors(n // p))
 
 
 batching.primitive_batchers[gemv_p] = _batch
