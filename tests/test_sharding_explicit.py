@@ -222,7 +222,7 @@ def test_export(mesh, rng):
     x, w = put(p.x, mesh, "data"), put_weight(p.tensor, mesh, None, "model")
     f = jax.jit(lambda x, packed, scale, zero: jaxgemv.gemv_int4(x, packed, zero, scale))
     args = x, w.packed, w.scale, w.zero
-    exported = jax.export.export(f, disabled_checks=jaxgemv.EXPORT_CHECKS)(*args)
+    exported = jax.export.export(f, platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)(*args)
     again = jax.export.deserialize(exported.serialize())
     np.testing.assert_array_equal(jax.jit(again.call)(*args), p.answer() - p.bias)
 
