@@ -42,11 +42,6 @@ def weight_shardings(w: QuantizedTensor, mesh, *spec):
     return jax.tree_util.tree_map_with_path(of, w)
 
 
-def specs(tree):
-    """Shapes, dtypes and shardings alone."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), tree)
-
-
 def stack(problems) -> QuantizedTensor:
     return jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
 
