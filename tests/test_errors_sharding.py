@@ -105,6 +105,15 @@ def test_out_sharding_without_explicit_axes(place, rng):
     check(text, lambda x, w: gemv(x, w, out_sharding=P("model")), x, w)
 
 
+def test_two_meshes(explicit, rng):
+    """A weight over Auto axes has a type without a sharding; beside Explicit ones it would be gathered."""
+    p = make(rng, 4, "float32", Case(2, 8, 64, "row"))
+    w = put_weight(p.tensor, mesh_of(AxisType.Auto), "model", None)
+    check("gemv: packed must be on the mesh in use, ", gemv, put(p.x, explicit), w)
+    with jax.set_mesh(explicit), pytest.raises(ValueError, match="mesh"):  # some versions of JAX say it first
+        jax.jit(gemv)(p.x, w)
+
+
 def test_inside_shard_map(mesh, rng):
     """Parts are checked as wholes are: a part of x and a part of the codes that do not belong together."""
     p = make(rng, 4, "float32", Case(2, 8, 512, 256))

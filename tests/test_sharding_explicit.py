@@ -80,6 +80,21 @@ def test_operands_of_no_mesh(mesh, set_mesh, rng):
         assert dims_of_type(y) == (None, "data")
 
 
+def test_under_set_mesh(mesh, rng):
+    """Where no operand is on the mesh that is in use, all are everywhere."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+    w = stack([p, p])
+    with jax.set_mesh(mesh):
+        for f in (gemv, jax.jit(gemv)):
+            y = f(p.x, p.tensor, bias=p.bias)
+            np.testing.assert_array_equal(y, p.answer())
+            assert dims_of_type(y) == (None, None)
+        y = jax.jit(lambda x, w: gemv(x, w, index=np.array([0, 1, 0, 1])))(p.x, w)
+        np.testing.assert_array_equal(y, p.answer() - p.bias)
+        y = jax.jit(jax.vmap(gemv, (None, 0)))(p.x, w)
+        np.testing.assert_array_equal(y, np.stack([p.answer() - p.bias] * 2))
+
+
 def test_gemv_int4(mesh, rng):
     p = make(rng, 4, "float32", CASE, exact=True)
     w = put_weight(p.tensor, mesh, "model", None)

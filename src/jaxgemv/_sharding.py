@@ -87,8 +87,9 @@ def _dense(named: dict[str, Array], *, out_dtype, **params) -> Array:
 
 
 def _wherever(local: Callable, named: dict[str, Array], *, op: str, out_sharding=None, **params) -> Array:
-    """`local(named, ...)`, where operands are sharded over Explicit axes by a shard_map of it."""
-    mesh = next(filter(_explicit, (jax.typeof(a).sharding.mesh for a in named.values())), None)
+    """`local(named, ...)`, where there are Explicit axes by a shard_map of it."""
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(a).sharding.mesh for a in named.values())]
+    mesh = next(filter(_explicit, meshes), None)
     if mesh is None:
         if out_sharding is not None:
             raise ValueError(
@@ -96,6 +97,11 @@ def _wherever(local: Callable, named: dict[str, Array], *, op: str, out_sharding
             )
         _check_arrays(named, op=op, bits=params["bits"], group=params["group"])
         return local(named, op=op, **params)
+    for name, a in named.items():
+        other = jax.typeof(a).sharding.mesh
+        if not other.empty and set(other.axis_types) == {AxisType.Auto}:
+            # Its type tells no sharding: it would be gathered.
+            raise ValueError(f"{op}: {name} must be on the mesh in use, {mesh}; got {other}")
     ndim = named["x"].ndim
     out = None if out_sharding is None else _check_out_sharding(op, out_sharding, mesh, ndim)
     return _over_mesh(*named.values(), names=tuple(named), local=local, mesh=mesh, out=out, op=op, **params)
