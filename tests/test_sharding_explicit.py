@@ -242,13 +242,41 @@ def test_export(mesh, rng):
     np.testing.assert_array_equal(jax.jit(again.call)(*args), p.answer() - p.bias)
 
 
-def test_beside_auto_axes(rng):
-    """What the compiler places and what types place, in one mesh; the kernels stand back, and may not be asked for."""
+@pytest.mark.parametrize(
+    "w_spec", [("model", None), (None, "model"), ("data", None), ("data", "model")], ids=str
+)
+def test_beside_auto_axes(w_spec, rng):
+    """What the compiler places and what types place, in one mesh, of which jax.set_mesh has to tell."""
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Explicit))
     p = make(rng, 4, "float32", CASE, exact=True)
-    x, w = put(p.x, mesh, "data"), put_weight(p.tensor, mesh, None, "model")
+    x, w = put(p.x, mesh), put_weight(p.tensor, mesh, *w_spec)
+    f = jax.jit(partial(gemv, implementation="cpu"))
+    with jax.set_mesh(mesh):
+        compiled = f.lower(x, w).compile()
+        np.testing.assert_array_equal(f(x, w), p.answer() - p.bias)
+    assert kernel_calls(compiled) == 1
+    assert moved_codes(compiled) == []
+    assert collectives(compiled) == ({"all-reduce": 1} if w_spec[1] else {})
+
+    jax.clear_caches()
     compiled = jax.jit(gemv).lower(x, w).compile()
     np.testing.assert_array_equal(compiled(x, w), p.answer() - p.bias)
-    assert collectives(compiled) == {"all-reduce": 1}
-    with pytest.raises(NotImplementedError, match="shard_map leaves the mesh axes data to the compiler"):
-        jax.jit(lambda x, w: gemv(x, w, implementation="cpu"))(x, w)
+    assert collectives(compiled) == ({"all-reduce": 1} if w_spec[1] else {})
+    with pytest.raises(
+        NotImplementedError, match=r"axis data to the compiler, and jax\.set_mesh is not in use"
+    ):
+        f(x, w)
+
+
+@pytest.mark.parametrize("w_spec", [("model", None), (None, "model")], ids=str)
+def test_in_auto_axes(mesh, w_spec, rng):
+    """A function for which Explicit axes are turned into Auto ones: the same."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+    x, w = put(p.x, mesh), put_weight(p.tensor, mesh, *w_spec)
+    f = jax.jit(jax.sharding.auto_axes(partial(gemv, implementation="cpu"), out_sharding=P(None, w_spec[0])))
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(f(x, w), p.answer() - p.bias)
+        compiled = f.lower(x, w).compile()
+    assert kernel_calls(compiled) == 1
+    assert moved_codes(compiled) == []
+    assert collectives(compiled) == ({"all-reduce": 1} if w_spec[1] else {})

@@ -110,7 +110,6 @@ def test_some_axes(kind, manual, w_spec, rng):
     @jax.jit
     @partial(
         jax.shard_map,
-        mesh=mesh,
         in_specs=(P(manual), P(), P()),
         out_specs=P(manual),
         axis_names={manual},

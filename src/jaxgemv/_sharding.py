@@ -22,8 +22,9 @@ from jax import Array, lax
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.core import Tracer
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgemv import _primitive, _reference
 from jaxgemv._ffi import backends
@@ -233,7 +234,11 @@ def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> cu
             return _part(dict(zip(names, args)), cut, at, _bind, **params)
 
         operands = tuple(NamedSharding(own, spec_of(cut.operands[name])) for name in names)
-        return whole, body, NamedSharding(own, spec_of(cut.result)), operands
+        parts = [jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype) for s, a in zip(operands, args)]
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            jaxpr = jax.make_jaxpr(body, axis_env=list(whole.shape.items()))(*parts)
+        result_sharding = NamedSharding(own, spec_of(cut.result))
+        return whole, lambda *args: _part_p.bind(*args, jaxpr=jaxpr)[0], result_sharding, operands
 
     def infer(mesh, args, result):  # without Shardy
         del mesh, result
@@ -254,25 +259,45 @@ def _partitioned(names: tuple[str, ...], own: Mesh, whole: Mesh, **params) -> cu
     return call
 
 
+# What a device does, in the program that the partitioner makes for it. A primitive, because JAX traces that program
+# under the user's jax.set_mesh: Explicit axes would leave marks in it, which come too late for the compiler.
+_part_p = Primitive("jaxgemv_part")
+_part_p.multiple_results = True
+_part_p.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+_NO_MESH = AbstractMesh((), ())
+
+
+def _lower_part(ctx, *args, jaxpr):
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        f = mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)
+        return f(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
+
+
+mlir.register_lowering(_part_p, _lower_part)
+
+
 def _lower(ctx, *args, platform: str | None, **params):
     """On one device, or where each has its part already: gemv_p as it is. Else by the partitioner."""
     context = ctx.module_context.axis_context
-    whole = own = None
+    whole = own = obstacle = None
     if hasattr(context, "mesh"):  # inside a shard_map, or called by the partitioner
         mesh = context.mesh
         manual = {*context.manual_axes, *_axes_of_kind(ctx.avals_in[0].sharding.mesh, AxisType.Manual)}
         left = tuple(a for a in mesh.axis_names if a not in manual and mesh.shape[a] > 1)
-        if len(left) > 1 or (left and AxisType.Explicit in mesh.axis_types):
-            # Of several axes the partitioner does not tell the order, and beside Explicit ones it takes no part.
+        if len(left) > 1:
+            # In what order they cut the partitioner does not tell.
             obstacle = f"shard_map leaves the mesh axes {', '.join(left)} to the compiler"
-            return _primitive.lower(ctx, *args, platform=platform, obstacle=obstacle, **params)
-        if left:
+        elif left and isinstance(mesh, AbstractMesh):
+            obstacle = (
+                f"shard_map leaves the mesh axis {left[0]} to the compiler, and jax.set_mesh is not in use"
+            )
+        elif left:
             whole = mesh
             own = Mesh(mesh.devices[tuple(slice(None) if a in left else 0 for a in mesh.axis_names)], left)
     elif getattr(context, "num_devices", 1) > 1:
         whole = own = _mesh_of(context, params["op"])
-    if own is None or whole is None:
-        return _primitive.lower(ctx, *args, platform=platform, **params)
+    if obstacle or own is None or whole is None:
+        return _primitive.lower(ctx, *args, platform=platform, obstacle=obstacle, **params)
     _primitive.why_reference(ctx.avals_in, platform, **params)
     call = _partitioned(own=own, whole=whole, **params)
     return mlir.lower_fun(call, multiple_results=False)(ctx, *args)
