@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv import _reference
+from jaxgemv import _sharding
 from jaxgemv._check import FLOATS, as_array, check_weight
 from jaxgemv._ffi import backends
 from jaxgemv._format import QuantizedTensor
-from jaxgemv._primitive import gemv_p, why_no_kernel
+from jaxgemv._primitive import why_no_kernel
 
 _ARRAYS = ("packed", "scale", "zero", "offset", "codebook")
 
@@ -22,6 +23,7 @@ def gemv(
     bias: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Array:
     """x (..., K) times the rows of w (N, K), accumulated in float32: (..., N).
 
@@ -34,13 +36,14 @@ def gemv(
       None, which gives the exact sum of x * (q - zero).
     - implementation: None for the best one of the platform that is compiled for; "cuda", "cpu" or "xla" by name,
       and then a missing one is an error.
+    - out_sharding: of the result, on a mesh with Explicit axes; by default that of x's leading dimensions and of N.
 
     Raises TypeError for dtypes, ValueError for shapes and values, NotImplementedError for a combination that the
     named implementation lacks; all while tracing.
     """
     if isinstance(w, QuantizedTensor):
-        return _gemv("gemv", x, w, index, bias, out_dtype, implementation, prefix="w.")
-    return _dense("gemv", x, w, index, bias, out_dtype, implementation)
+        return _gemv("gemv", x, w, index, bias, out_dtype, implementation, out_sharding, prefix="w.")
+    return _dense("gemv", x, w, index, bias, out_dtype, implementation, out_sharding)
 
 
 def _public(bits: int):
@@ -56,6 +59,7 @@ def _public(bits: int):
         group_size: int | None = None,
         out_dtype: DTypeLike | None = None,
         implementation: str | None = None,
+        out_sharding: NamedSharding | PartitionSpec | None = None,
     ) -> Array:
         if Wq is None:
             raise TypeError(f"{op}: Wq must be an array; got None")
@@ -66,7 +70,7 @@ def _public(bits: int):
             bits=bits,
             group_size=group_size,
         )
-        return _gemv(op, x, w, None, bias, out_dtype, implementation)
+        return _gemv(op, x, w, None, bias, out_dtype, implementation, out_sharding)
 
     gemv_bits.__name__ = gemv_bits.__qualname__ = op
     gemv_bits.__doc__ = f"""x (..., K) times a weight (N, K) of {bits}-bit codes: (..., N), in x's dtype.
@@ -76,7 +80,7 @@ def _public(bits: int):
     - Wq: uint32 (N, ceil({bits} K / 32)), as `jaxgemv.pack` makes it, or uint8 with the same bytes.
     - zero, scale: float16, bfloat16 or float32 of shape (), (N,) or (N, G), g = K / G; zero may also be an integer
       array, and None means the mid code {1 << bits - 1}. group_size: needed when G does not divide K.
-    - x, bias, out_dtype, implementation and errors: as in `jaxgemv.gemv`.
+    - x, bias, out_dtype, implementation, out_sharding and errors: as in `jaxgemv.gemv`.
     """
     return gemv_bits
 
@@ -169,7 +173,7 @@ def _float_zero(zero: Array, scale_dtype) -> Array:
     return zero.astype(scale_dtype if zero.dtype.itemsize == 1 else jnp.float32)
 
 
-def _gemv(op, x, w, index, bias, out_dtype, implementation, prefix=""):
+def _gemv(op, x, w, index, bias, out_dtype, implementation, out_sharding, prefix=""):
     named = {name: getattr(w, name) for name in _ARRAYS if getattr(w, name) is not None}
     integer = "scale" not in named
     x = _check_x(op, x, (*FLOATS, jnp.int8))
@@ -204,18 +208,18 @@ def _gemv(op, x, w, index, bias, out_dtype, implementation, prefix=""):
         named["index"] = index
     _check_implementation(op, implementation, named, w.bits)
     with jax.named_scope(f"jaxgemv.{op}"):
-        return gemv_p.bind(
-            *named.values(),
-            names=tuple(named),
+        return _sharding.product(
+            named,
             op=op,
             bits=w.bits,
             group=group,
             out_dtype=out,
             implementation=implementation,
+            out_sharding=out_sharding,
         )
 
 
-def _dense(op, x, w, index, bias, out_dtype, implementation):
+def _dense(op, x, w, index, bias, out_dtype, implementation, out_sharding):
     x = _check_x(op, x, FLOATS)
     w = as_array(op, "w", w)
     if w.dtype not in FLOATS:
@@ -224,10 +228,12 @@ def _dense(op, x, w, index, bias, out_dtype, implementation):
     if w.ndim < 2 or w.shape[-1] != k or w.shape[-2] == 0:
         raise ValueError(f"{op}: w must have shape (N, {k}) for x with K = {k}; got {tuple(w.shape)}")
     index = _check_index(op, index, x, "w", tuple(w.shape))
-    stack = None if index is None else w.shape[0]
+    named = {"x": x, "w": jnp.asarray(w)}
     if bias is not None:
-        bias = _check_bias(op, bias, w.shape[-2], stack)
+        named["bias"] = _check_bias(op, bias, w.shape[-2], None if index is None else w.shape[0])
+    if index is not None:
+        named["index"] = index
     _check_implementation(op, implementation, None, 0)
     out = _check_out_dtype(op, out_dtype, FLOATS, x.dtype)
     with jax.named_scope(f"jaxgemv.{op}"):
-        return _reference.dense_product(x, jnp.asarray(w), bias, index, out_dtype=out)
+        return _sharding.dense_product(named, op=op, out_dtype=out, out_sharding=out_sharding)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxgemv import _reference
 from jaxgemv._ffi import TARGET, backends
@@ -81,32 +81,37 @@ def _kernel_call(*args, names, op, bits, group, out_dtype, implementation):
     return y.reshape(*x.shape[:-1], n)
 
 
-def _lower(ctx, *args, platform: str | None, **params):
-    """platform: whose kernels may run; None on a platform that has none."""
-    implementation, names = params["implementation"], params["names"]
-    named = dict(zip(names, ctx.avals_in, strict=True))
-    if platform is None:
+def why_reference(avals, platform: str | None, obstacle: str | None = None, *, names, **params) -> str | None:
+    """Why the kernels of `platform` (None: it has none) cannot run; None when they can.
+
+    Raises NotImplementedError for a named implementation that this leaves out.
+    """
+    implementation = params["implementation"]
+    if obstacle:
+        reason = obstacle
+    elif platform is None:
         reason = "this platform has no compiled kernels"
     elif implementation not in (None, platform):
         reason = f"the program is lowered for {platform}"
     else:
-        reason = why_no_kernel(platform, named, params["bits"])
+        reason = why_no_kernel(platform, dict(zip(names, avals, strict=True)), params["bits"])
     if implementation in backends and reason:
         raise NotImplementedError(f"{params['op']}: implementation={implementation!r} cannot run: {reason}")
-    rows = _rows(named)
+    return reason
+
+
+def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **params):
+    """On one device: one kernel, or where there is an obstacle the reference."""
+    reason = why_reference(ctx.avals_in, platform, obstacle, **params)
+    rows = _rows(dict(zip(params["names"], ctx.avals_in, strict=True)))
     # Under jax.export it may be symbolic, and then may be small.
     few = not isinstance(rows, int) or rows <= MAX_ROWS
-    use_kernel = not reason and (implementation or few)
+    use_kernel = not reason and (params["implementation"] or few)
     call = _kernel_call if use_kernel else _reference_call
     return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
 
 
-mlir.register_lowering(gemv_p, partial(_lower, platform=None))
-for _platform in backends:
-    mlir.register_lowering(gemv_p, partial(_lower, platform=_platform), platform=_platform)
-
-
-def _batch(args, dims, *, names, **params):
+def batch(args, dims, *, names, **params):
     """Over x alone: one call with more rows. Over a weight or an index: one indexed call."""
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     named = dict(zip(names, args, strict=True))
@@ -145,9 +150,6 @@ def _merge_stacks(a, size: int, stack: int):
     if a.shape[:2] == (1, 1):
         return a[0]
     return jnp.broadcast_to(a, (size, stack, *a.shape[2:])).reshape(size * stack, *a.shape[2:])
-
-
-batching.primitive_batchers[gemv_p] = _batch
 
 
 def _jvp(primals, tangents, *, names, **params):

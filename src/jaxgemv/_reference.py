@@ -37,7 +37,9 @@ def product(
     return finish(y, bias, valid, out_dtype)
 
 
-def dense_product(x: Array, w: Array, bias: Array | None, index: Array | None, *, out_dtype) -> Array:
+def dense_product(
+    x: Array, w: Array, bias: Array | None = None, index: Array | None = None, *, out_dtype
+) -> Array:
     """The same for a float weight (N, K), or with `index` a stack (S, N, K) of them."""
     (w, bias), valid = _entries(index, (w, bias))
     dtype = jnp.promote_types(x.dtype, w.dtype)

@@ -1,6 +1,7 @@
 """`reference.gemv`: the same function as `jaxgemv.gemv`, always in plain jax.numpy."""
 
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv import _ops
@@ -14,6 +15,15 @@ def gemv(
     index: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Array:
     """`jaxgemv.gemv` without kernels: dequantises to float32, then one float32 dot product."""
-    return _ops.gemv(x, w, index=index, bias=bias, out_dtype=out_dtype, implementation="xla")
+    return _ops.gemv(
+        x,
+        w,
+        index=index,
+        bias=bias,
+        out_dtype=out_dtype,
+        implementation="xla",
+        out_sharding=out_sharding,
+    )

@@ -1,0 +1,202 @@
+"""Inside a user's shard_map: over all axes of the mesh, and over some, the others Explicit or left to the compiler."""
+
+from functools import partial
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from problems import Case, make
+from sharded import (
+    PARTIAL_GATHERS,
+    collectives,
+    kernel_calls,
+    mesh_of,
+    moved_codes,
+    put,
+    put_weight,
+    stack,
+    weight_shardings,
+)
+
+from jaxgemv import EXPORT_CHECKS, QuantizedTensor, gemv, gemv_int4
+
+CASE = Case(4, 16, 512, 64, "zero", bias=True)
+KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
+
+
+def of_weight(w, mesh, *spec):
+    """in_specs for a weight."""
+    return jax.tree.map(lambda s: s.spec, weight_shardings(w, mesh, *spec))
+
+
+@KINDS
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("w_spec", [("model", None), (None, "model")], ids=str)
+def test_all_axes(kind, check_vma, w_spec, rng):
+    """The program says itself what is summed; gemv is one kernel on each device."""
+    mesh = mesh_of(kind)
+    p = make(rng, 4, "float32", CASE, exact=True)
+    n, k = w_spec
+    x, w, bias = put(p.x, mesh, "data", k), put_weight(p.tensor, mesh, *w_spec), put(p.bias, mesh, n)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P("data", k), of_weight(p.tensor, mesh, *w_spec), P(n)),
+        out_specs=P("data", n),
+        check_vma=check_vma,
+    )
+    def f(x, w, bias):
+        if k is None:
+            return gemv(x, w, bias=bias, implementation="cpu")
+        return jax.lax.psum(gemv(x, w, implementation="cpu"), k) + bias
+
+    np.testing.assert_array_equal(f(x, w, bias), p.answer())
+    compiled = f.lower(x, w, bias).compile()
+    assert collectives(compiled) == ({} if k is None else {"all-reduce": 1})
+    assert kernel_calls(compiled) == 1
+    assert moved_codes(compiled) == []
+
+
+@KINDS
+def test_gradients(kind, rng):
+    """Inside, of the loss outside; each operand varies over other axes."""
+    mesh = mesh_of(kind)
+    p = make(rng, 4, "float32", CASE, exact=True)
+    weights = np.arange(64.0, dtype=np.float32).reshape(4, 16) - 30
+
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P("data"), P("model"), P("model"), of_weight(p.tensor, mesh, "model", None)),
+        out_specs=P("data", "model"),
+    )
+    def f(x, scale, bias, w):
+        return gemv(x, QuantizedTensor(packed=w.packed, scale=scale, zero=w.zero, bits=4), bias=bias)
+
+    def plain(x, scale, bias, w):
+        return gemv(x, QuantizedTensor(packed=w.packed, scale=scale, zero=w.zero, bits=4), bias=bias)
+
+    def grads(f, weights):
+        return jax.jit(jax.grad(lambda x, s, b, w: jnp.sum(f(x, s, b, w) * weights), (0, 1, 2)))
+
+    expected = grads(plain, weights)(p.x, p.scale, p.bias, p.tensor)
+    with jax.set_mesh(mesh):
+        w = put_weight(p.tensor, mesh, "model", None)
+        cut = put(weights, mesh, "data", "model")
+        at = put(p.x, mesh, "data"), w.scale, put(p.bias, mesh, "model")
+        found = grads(f, cut)(*at, w)
+        y, tangent = jax.jit(lambda x, s, b, w: jax.jvp(lambda x: f(x, s, b, w), (x,), (x,)))(*at, w)
+    np.testing.assert_array_equal(tangent, y - p.bias)
+    for a, b in zip(found, expected):
+        np.testing.assert_array_equal(a, b)
+
+
+@KINDS
+@pytest.mark.parametrize("manual", ["data", "model"])
+@pytest.mark.parametrize("w_spec", [("own", None), (None, "own")], ids=["columns", "rows"])
+def test_some_axes(kind, manual, w_spec, rng):
+    """x is cut by the user, the weight by the axis that is left: the same program as without a shard_map."""
+    mesh = mesh_of(kind)
+    left = {"data": "model", "model": "data"}[manual]
+    n, k = (left if axis else None for axis in w_spec)
+    p = make(rng, 3, "float32", CASE, exact=True)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        in_specs=(P(manual), P(), P()),
+        out_specs=P(manual),
+        axis_names={manual},
+    )
+    def f(x, w, bias):
+        return gemv(x, w, bias=bias, implementation="cpu")
+
+    with jax.set_mesh(mesh):
+        args = put(p.x, mesh, manual), put_weight(p.tensor, mesh, n, k), put(p.bias, mesh, n)
+        np.testing.assert_array_equal(f(*args), p.answer())
+        compiled = f.lower(*args).compile()
+    assert kernel_calls(compiled) == 1
+    if kind == AxisType.Auto or not PARTIAL_GATHERS:
+        assert collectives(compiled) == ({} if k is None else {"all-reduce": 1})
+        assert moved_codes(compiled) == []
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "w_spec", [(None, "model", None), (None, None, "model"), ("model", None, None)], ids=str
+)
+def test_transformations_beside_an_axis_that_is_left(kind, w_spec, rng):
+    """index, vmap, scan and grad in a shard_map over "data"."""
+    mesh = mesh_of(kind)
+    problems = [make(rng, 4, "float32", Case(4, 512, 512, 64, "zero"), exact=True) for _ in range(4)]
+    x, index = problems[0].x, np.array([3, 0, 9, 1], np.int32)
+    expected = np.stack([x @ p.weight().T for p in problems])
+
+    def each(f, out):
+        return jax.jit(
+            jax.shard_map(
+                f, mesh=mesh, in_specs=(P("data"), P("data"), P()), out_specs=out, axis_names={"data"}
+            )
+        )
+
+    with jax.set_mesh(mesh):
+        w = put_weight(stack(problems), mesh, *w_spec)
+        args = put(x, mesh, "data"), put(index, mesh, "data"), w
+        y = each(lambda x, i, w: gemv(x, w, index=i), P("data"))(*args)
+        rows = [expected[3][0], expected[0][1], np.full(512, np.nan), expected[1][3]]
+        np.testing.assert_array_equal(y, np.stack(rows))
+        y = each(lambda x, i, w: jax.vmap(gemv, (None, 0))(x, w), P(None, "data"))(*args)
+        np.testing.assert_array_equal(y, expected)
+        y = each(lambda x, i, w: jax.vmap(lambda x: gemv(x, w, index=2))(x), P("data"))(*args)
+        np.testing.assert_array_equal(y, expected[2])
+        grad = each(lambda x, i, w: jax.grad(lambda x: gemv(x, w, index=1).sum())(x), P("data"))(*args)
+        np.testing.assert_array_equal(grad, np.broadcast_to(problems[1].weight().sum(0), x.shape))
+        if w_spec[0] is None:
+            y = each(
+                lambda x, i, w: jax.lax.scan(lambda _, w: (None, gemv(x, w)), None, w)[1], P(None, "data")
+            )
+            np.testing.assert_array_equal(y(*args), expected)
+
+
+def test_two_axes_left(rng):
+    """In what order they cut is not told, so the reference runs, cut by XLA; kernels may not be asked for."""
+    mesh = mesh_of(AxisType.Auto, (2, 2, 2), ("a", "b", "c"))
+    p = make(rng, 4, "float32", CASE, exact=True)
+    x = put(p.x, mesh, "a")
+    for spec in (("b", "c"), ("c", "b"), (("c", "b"), None), (None, ("b", "c"))):
+        w = put_weight(p.tensor, mesh, *spec)
+        f = partial(jax.shard_map, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), axis_names={"a"})
+        compiled = jax.jit(f(gemv)).lower(x, w).compile()
+        np.testing.assert_array_equal(compiled(x, w), p.answer() - p.bias)
+        assert collectives(compiled) == ({} if spec[1] is None else {"all-reduce": 1})
+    text = "gemv: implementation='cpu' cannot run: shard_map leaves the mesh axes b, c to the compiler"
+    with pytest.raises(NotImplementedError, match=text):
+        jax.jit(f(partial(gemv, implementation="cpu")))(x, w)
+
+
+@KINDS
+def test_export(kind, rng):
+    mesh = mesh_of(kind)
+    p = make(rng, 4, "float32", CASE, exact=True)
+    x, w = put(p.x, mesh, "data"), put_weight(p.tensor, mesh, "model", None)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P("data"), P("model"), P("model"), P("model")),
+        out_specs=P("data", "model"),
+    )
+    def f(x, packed, scale, zero):
+        return gemv_int4(x, packed, zero, scale)
+
+    args = x, w.packed, w.scale, w.zero
+    exported = jax.export.export(f, platforms=("cpu",), disabled_checks=EXPORT_CHECKS)(*args)
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(jax.jit(again.call)(*args), p.answer() - p.bias)
