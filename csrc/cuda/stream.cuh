@@ -13,6 +13,7 @@
 // microseconds. So x is asked for before the first weights, and scales travel with the weights.
 #pragma once
 
+#include <array>
 #include <cmath>
 
 #include "copier.cuh"
@@ -29,14 +30,16 @@ struct Shape {
   // With 8-bit codes, 256 bytes are two groups of 128. With 4-bit ones they are faster for one row
   // of x, and slower for two (H200).
   static constexpr int kSpanBytes = kBits == 8 || (kBits == 4 && kRows == 1) ? 256 : 128;
-  // Of 64 K registers, by what the compiler makes of the kernel without spilling any.
-  static constexpr bool kFewBlocks = kLaneWords > 2;
-  static constexpr int kMaxWarps = kRows == 1 && kBits == 4 && kLaneWords == 1 ? 12
-                                   : kRows <= 2                                ? 16
-                                   : kBits != 4                                ? 8
-                                   : kRows == 8 ? (kFewBlocks ? 16 : 12)
-                                   : kFewBlocks ? 12
-                                                : 8;
+  // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
+  // architecture. Fewer words are more blocks and sums.
+  using Warps = std::array<int, 3>;
+  static constexpr Warps kWarps = kRows <= 2   ? (kBits == 4   ? Warps{8, 16, 16}
+                                                  : kBits == 8 ? Warps{12, 12, 16}
+                                                               : Warps{12, 16, 16})
+                                  : kBits != 4 ? Warps{8, 8, 8}
+                                  : kRows == 8 ? Warps{8, 12, 16}
+                                               : Warps{8, 8, 12};
+  static constexpr int kMaxWarps = kWarps[kLaneWords / 2];
 };
 
 // Rows of x in registers: one or two as bytes, more as fp16.

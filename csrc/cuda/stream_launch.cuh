@@ -39,6 +39,9 @@ struct Stream {
   static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
   static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
 
+  // Blocks of one word a lane are too many for more rows.
+  static constexpr int max_rows(int lane_words) { return lane_words == 1 ? 8 : kMaxRows; }
+
   struct Device {
     bool found;
     int sms, shared_bytes;
@@ -76,7 +79,8 @@ struct Stream {
       const Index blocks = stream::Shape<kBits, 8, 4>::kSpanBytes / (16 * lane_words);
       // A span has two groups or more.
       for (int log = 0; blocks >> log >= 2; ++log)
-        if (problem.group == block << log) return {true, lane_words, log};
+        if (problem.group == block << log)
+          return {kMostRows > kMaxRows || problem.M <= max_rows(lane_words), lane_words, log};
     }
     return {};
   }
@@ -88,9 +92,9 @@ struct Stream {
     if (kBits == 4 && problem.M == 1)
       return launch<kBits == 4 ? 1 : 2, kScales, kLaneWords>(problem, operands, found, stream);
     if (problem.M <= 2) return launch<2, kScales, kLaneWords>(problem, operands, found, stream);
-    if (kMaxRows == 8 || problem.M <= 8)
+    if (problem.M <= 8 || max_rows(kLaneWords) == 8)
       return launch<8, kScales, kLaneWords>(problem, operands, found, stream);
-    return launch<kMaxRows, kScales, kLaneWords>(problem, operands, found, stream);
+    return launch<max_rows(kLaneWords), kScales, kLaneWords>(problem, operands, found, stream);
   }
 
   template <int kRows, Scales kScales, int kLaneWords>
