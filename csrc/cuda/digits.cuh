@@ -34,6 +34,7 @@ class SpanDigits {
   // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
   static constexpr int kResults = 2;
 
+  // As in SpanX, but a lane copies whole words' x.
   static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -47,6 +48,7 @@ class SpanDigits {
     }
   }
 
+  // Turns what this warp's copies have brought into operands.
   __device__ __forceinline__ void take(int rows, uint8_t* staged) {
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
