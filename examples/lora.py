@@ -1,0 +1,124 @@
+"""Low-rank adaptation (LoRA) of a language model whose weights stay frozen in int4.
+
+    python examples/lora.py --module argparse
+
+The model of llama.py has never seen this module of the standard library. Each of its matrices gets
+two thin float matrices beside it, which are all that is trained, on the first half of the module.
+The second half tells whether it helped. See Hu et al., "LoRA", 2021, https://arxiv.org/abs/2106.09685.
+"""
+
+import argparse
+import functools
+import pathlib
+from typing import NamedTuple
+
+import corpus
+import jax
+import jax.numpy as jnp
+import model
+import numpy as np
+import optax
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jaxgemv import QuantizedTensor, gemv, quantize
+
+CHECKPOINT = pathlib.Path(__file__).with_name("stdlib-4m.safetensors")
+
+
+class Adapted(NamedTuple):
+    """w + up down: w (N, K) frozen, down (rank, K) and up (N, rank) trained."""
+
+    w: QuantizedTensor
+    down: jax.Array
+    up: jax.Array
+
+
+def linear(x, w):
+    if not isinstance(w, Adapted):
+        return gemv(x, w)
+    return gemv(x, w.w) + gemv(gemv(x, w.down), w.up).astype(x.dtype)
+
+
+def is_matrix(leaf):
+    return isinstance(leaf, QuantizedTensor)
+
+
+def init(key, layers, rank):
+    """Adapters for every matrix of the layers. They add nothing yet: `up` is zero."""
+    leaves, structure = jax.tree.flatten(layers, is_leaf=is_matrix)
+    adapters = []
+    for i, leaf in enumerate(leaves):
+        if is_matrix(leaf):
+            n, k = leaf.shape
+            down = jax.random.normal(jax.random.fold_in(key, i), (rank, k)) * k**-0.5
+            adapters.append((down, jnp.zeros((n, rank))))
+        else:
+            adapters.append(None)
+    return jax.tree.unflatten(structure, adapters)
+
+
+def adapt(params, adapters):
+    def both(leaf, adapter):
+        return Adapted(leaf, *adapter) if is_matrix(leaf) else leaf
+
+    return params | {"layers": jax.tree.map(both, params["layers"], adapters, is_leaf=is_matrix)}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def bits(adapters, params, windows, config):
+    """Per byte, over all of the windows (windows, context + 1)."""
+    return model.bits_per_byte(adapt(params, adapters), windows, config, linear, config.context)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "optimizer"), donate_argnames=("adapters", "moments"))
+def step(adapters, moments, params, windows, config, optimizer):
+    loss, gradients = jax.value_and_grad(bits)(adapters, params, windows, config)
+    updates, moments = optimizer.update(gradients, moments, adapters)
+    return optax.apply_updates(adapters, updates), moments, loss
+
+
+def windows_of(module, context):
+    """The two halves of a module's text, each (windows, context + 1)."""
+    texts = [
+        (root / name).read_bytes() for root, name in corpus.files() if module in name.with_suffix("").parts
+    ]
+    text = np.frombuffer(b"".join(texts), np.uint8)
+    count = len(text) // (context + 1)
+    windows = jnp.asarray(text[: count * (context + 1)].reshape(count, context + 1))
+    return windows[: count // 2], windows[count // 2 :]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--module", choices=corpus.HELD_OUT, default="argparse")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
+    parser.add_argument("--batch", type=int, default=4, help="windows a step")
+    args = parser.parse_args()
+
+    params, config = model.load(CHECKPOINT)
+    params = jax.tree.map(lambda w: quantize(w) if w.ndim == 2 else w, params)
+    first, second = windows_of(args.module, config.context)
+    adapters = init(jax.random.key(0), params["layers"], args.rank)
+    optimizer = optax.adam(args.learning_rate)
+    moments = optimizer.init(adapters)
+    before = [float(bits(adapters, params, half[:16], config)) for half in (first, second)]
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, transient=True) as progress:
+        for i in progress.track(range(args.steps), description="training"):
+            at = np.arange(args.batch) + i * args.batch
+            adapters, moments, _ = step(adapters, moments, params, first[at % len(first)], config, optimizer)
+    after = [float(bits(adapters, params, half[:16], config)) for half in (first, second)]
+
+    trained, frozen = (sum(a.nbytes for a in jax.tree.leaves(tree)) / 1e6 for tree in (adapters, params))
+    print(
+        f"{args.module}: {trained:.2f} MB trained beside {frozen:.2f} MB of int4 weights, {args.steps} steps"
+    )
+    for half, b, a in zip(("trained on", "not seen"), before, after, strict=True):
+        print(f"bits per byte of the half {half}: {b:.3f} -> {a:.3f}")
+
+
+if __name__ == "__main__":
+    main()
