@@ -52,6 +52,11 @@ def convert(params, kind):
     return jax.tree.map(lambda weight: low_bit(weight) if weight.ndim == 2 else weight, params)
 
 
+def in_form(params, scan):
+    """Layers as they are, or stacked for a loop over them."""
+    return params | {"layers": model.stack(params["layers"])} if scan else params
+
+
 @functools.partial(jax.jit, static_argnames=("shape", "kind"))
 def random_weight(key, shape, kind):
     """Uniform weights with the variance 1 / K, from the four bytes of random words: quick to make."""
@@ -85,7 +90,7 @@ def step(params, tokens, position, cache, key, temperature, config):
 
 def generate(params, config, prompt, count, seed, temperature):
     """The `count` bytes that follow prompt (bytes), one at a time."""
-    token, position, cache = jnp.asarray(list(prompt)), jnp.int32(0), model.empty_cache(config)
+    token, position, cache = jnp.asarray(list(prompt)), jnp.int32(0), model.empty_cache(params, config)
     key = jax.random.key(seed)
     for _ in range(count):
         token, position, cache = step(params, token, position, cache, key, temperature, config)
@@ -95,7 +100,7 @@ def generate(params, config, prompt, count, seed, temperature):
 def tokens_per_second(params, config, description, progress, seconds):
     """Decodes from an empty cache for about `seconds` (after compiling) and times it."""
     task = progress.add_task(f"{description}: compiling", total=None)
-    state = jnp.zeros(1, jnp.int32), jnp.int32(0), model.empty_cache(config)
+    state = jnp.zeros(1, jnp.int32), jnp.int32(0), model.empty_cache(params, config)
     key = jax.random.key(0)
     for _ in range(3):  # compiles; warms up; and tells how long a step takes
         start = time.perf_counter()
@@ -115,14 +120,14 @@ def megabytes(params):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params)) / 1e6
 
 
-def quality_table(params, config, progress):
+def quality_table(params, config, scan, progress):
     """Speed, size and held-out bits per byte of the trained model, for each kind of weights."""
     windows = jnp.asarray(corpus.held_out_windows(config.context, STRIDE))
     held_out = f"held out: {len(windows) * STRIDE} bytes of {len(corpus.HELD_OUT)} modules"
     table = Table("weights", "MB", "tokens/s", "held-out bits/byte", title="4 M, trained", caption=held_out)
     score = jax.jit(functools.partial(model.bits_per_byte, config=config, linear=gemv, stride=STRIDE))
     for kind in KINDS:
-        now = convert(params, kind)
+        now = in_form(convert(params, kind), scan)
         speed = tokens_per_second(now, config, kind, progress, seconds=2)
         parts = progress.track(jnp.split(windows, 8), description=f"{kind}: reading held-out modules")
         bits = np.mean([score(now, part) for part in parts])
@@ -130,13 +135,13 @@ def quality_table(params, config, progress):
     return table
 
 
-def size_table(name, progress):
+def size_table(name, scan, progress):
     """Speed at a real size, each kind of weights built after the one before is freed."""
     config = SIZES[name]
     table = Table("weights", "MB", "tokens/s", "speed-up", title=f"{name}, random weights")
     base = None
     for kind in KINDS:
-        params = random_model(config, kind, progress)
+        params = in_form(random_model(config, kind, progress), scan)
         speed = tokens_per_second(params, config, kind, progress, seconds=6)
         base = base or speed
         table.add_row(kind, f"{megabytes(params):.0f}", f"{speed:.1f}", f"{speed / base:.2f}x")
@@ -147,7 +152,7 @@ def size_table(name, progress):
 def write(params, config, prompt, args):
     """Prints the prompt and what the model makes of it, byte by byte."""
     console.rule(f"{args.weights} weights, on {jax.devices()[0].device_kind}")
-    params = convert(params, args.weights)
+    params = in_form(convert(params, args.weights), args.scan)
     text = generate(params, config, prompt, args.tokens, args.seed, args.temperature)
     with progress_bars() as progress:
         progress.add_task(f"{args.weights}: compiling", total=None)
@@ -172,6 +177,9 @@ def main():
     parser.add_argument(
         "--size", choices=[*SIZES, "none"], default="0.5b", help="shape of the last part; 8b: 16 GB in bf16"
     )
+    parser.add_argument(
+        "--scan", action="store_true", help="a loop over stacked layers, which compiles faster"
+    )
     parser.add_argument("--temperature", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -186,11 +194,11 @@ def main():
     write(params, config, prompt, args)
 
     with progress_bars() as progress:
-        table = quality_table(params, config, progress)
+        table = quality_table(params, config, args.scan, progress)
     console.print(table)
     if args.size != "none":
         with progress_bars() as progress:
-            table = size_table(args.size, progress)
+            table = size_table(args.size, args.scan, progress)
         console.print(table)
 
 

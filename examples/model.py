@@ -3,6 +3,7 @@ with a key-value cache, SwiGLU.
 
 The weights are a dict of arrays. Each matrix is (outputs, inputs) and is only ever touched by
 `linear(x, w)`, so that the caller decides what a matrix is: a float array, or low-bit codes.
+Layers are a list, or `stack` makes one dict of them, and `linear` is then called with `index=`.
 """
 
 import dataclasses
@@ -103,24 +104,49 @@ def embed(table, tokens):
     return rows if isinstance(rows, jax.Array) else rows.dequantize(jnp.bfloat16)
 
 
+def layer_of(x, layer, cache, positions, config, linear):
+    """One layer: x (T, d_model) -> (T, d_model), and the keys and values seen so far."""
+    y, seen = attention(rms_norm(x, layer["attention_norm"]), layer, cache, positions, config, linear)
+    x = x + y
+    return x + feed_forward(rms_norm(x, layer["ffn_norm"]), layer, linear), seen
+
+
 def forward(params, tokens, config, linear, cache=None, start=0):
     """tokens (T,) at positions start ... start + T - 1 -> float32 logits (T, vocab), new cache."""
     positions = start + jnp.arange(len(tokens))
     x = embed(params["embedding"], tokens)
-    caches = []
-    for i, layer in enumerate(params["layers"]):
-        past = None if cache is None else cache[i]
-        y, seen = attention(rms_norm(x, layer["attention_norm"]), layer, past, positions, config, linear)
-        caches.append(seen)
-        x = x + y
-        x = x + feed_forward(rms_norm(x, layer["ffn_norm"]), layer, linear)
+    layers = params["layers"]
+    if isinstance(layers, dict):
+        x, caches = scan_layers(x, layers, cache, positions, config, linear)
+    else:
+        caches = []
+        for layer, past in zip(layers, cache or [None] * len(layers), strict=True):
+            x, seen = layer_of(x, layer, past, positions, config, linear)
+            caches.append(seen)
     head = params["embedding"] if config.tied else params["head"]
     return linear(rms_norm(x, params["norm"]), head).astype(jnp.float32), caches
 
 
-def empty_cache(config, dtype=jnp.bfloat16):
+def scan_layers(x, layers, cache, positions, config, linear):
+    """All layers, from `stack`, in one loop: compiled once. `index` reads a layer's matrices where they lie."""
+
+    def body(x, each):
+        i, past = each
+        layer = {name: w[i] if w.ndim == 2 else w for name, w in layers.items()}  # vectors, stacked, have two
+        return layer_of(x, layer, past, positions, config, functools.partial(linear, index=i))
+
+    return jax.lax.scan(body, x, (jnp.arange(config.n_layers), cache))
+
+
+def stack(layers):
+    """Layers, or their caches, as one whose arrays begin with the number of the layer."""
+    return jax.tree.map(lambda *each: jnp.stack(each), *layers)
+
+
+def empty_cache(params, config, dtype=jnp.bfloat16):
     shape = (config.context, config.n_kv_heads, config.head_dim)
-    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
+    layers = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
+    return stack(layers) if isinstance(params["layers"], dict) else layers
 
 
 def bits_per_byte(params, windows, config, linear, stride):
