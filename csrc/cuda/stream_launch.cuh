@@ -122,16 +122,17 @@ struct Stream {
     // leave of the shared memory is for strips, 8 bytes for a row of the weights and a column.
     const int rows = std::min(job.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);
     const int column_bytes = columns * 8, warp_bytes = kRingBytes + rows * Span::kRowBytes;
-    const int most_warps =
-        std::min(Shape::kMaxWarps,
-                 (shared_bytes - kReserved) / (warp_bytes + (stream::kTileN + 4) * column_bytes));
+    // At the least, a strip holds a tile and the sums of x.
+    const int least_bytes = warp_bytes + (stream::kTileN + 4) * column_bytes;
+    const int most_warps = std::min(Shape::kMaxWarps, (shared_bytes - kReserved) / least_bytes);
     const int spans = (job.row_bytes + kSpanBytes - 1) / kSpanBytes;
     job.slices = (spans + most_warps - 1) / most_warps;
     const int warps = (spans + job.slices - 1) / job.slices;
     // A CTA prepares x anew, so where 8 warps an SM are reached, more CTAs must have 96 rows each
     // (H200, int2, M = 1, the shapes of docs/kernel-notes.md: 72 rows are slower, 108 faster).
     const int ctas_an_sm =
-        std::min(std::max({job.N / (sms * 96), 8 / warps, 1}), most_warps / warps);
+        std::min({std::max({job.N / (sms * 96), 8 / warps, 1}), most_warps / warps,
+                  shared_bytes / (kReserved + warps * least_bytes)});
     job.m_tiles = (job.M + kRows - 1) / kRows;
     const int ctas = std::min(job.N / stream::kTileN, std::max(sms * ctas_an_sm / job.m_tiles, 1));
     job.rows_a_cta = job.N / ctas, job.more = job.N % ctas;
