@@ -69,22 +69,6 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// kWords words from global memory, or zeros.
-template <int kWords>
-__device__ __forceinline__ void load_words(uint32_t* to, const void* from, bool inside) {
-  static_assert(kWords % 2 == 0);
-#pragma unroll
-  for (int i = 0; i < kWords; i += 4) {
-    if constexpr (kWords >= 4) {
-      const uint4 v = inside ? load16(static_cast<const uint32_t*>(from) + i) : uint4{};
-      to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
-    } else {
-      const uint2 v = inside ? load8(from) : uint2{};
-      to[0] = v.x, to[1] = v.y;
-    }
-  }
-}
-
 // kWords words from shared memory, in the widest loads.
 template <int kWords>
 __device__ __forceinline__ void load_shared(uint32_t* to, const void* from) {
@@ -125,6 +109,17 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b[0]), "r"(b[1]));
   }
+}
+
+// d (16 x 8, int32) += a (16 x 32, unsigned bytes) b (32 x 8, signed bytes). Lane (g, t) holds of
+// rows g and g + 8 of a, and of column g of b, bytes 4 t .. 4 t + 3 and 16 more.
+__device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                          uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 using Kernel = void (*)(Problem, Operands);

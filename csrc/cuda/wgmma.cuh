@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Plan<kM>::kThreads, 1)
   // The shares of K, added in the order of the ranks.
   const bool pack = problem.y != Dtype::kF32 && N % 4 == 0;
 #pragma unroll 1
-  for (int e = rank * (L::kConsumers) + thread; e < M * (kRows / 4); e += L::kConsumers * ranks) {
+  for (int e = rank * L::kConsumers + thread; e < M * (kRows / 4); e += L::kConsumers * ranks) {
     const int m = e / (kRows / 4), n = e % (kRows / 4) * 4, at = m * L::kPitch + n;
     float4 sum = *reinterpret_cast<const float4*>(
         (ranks > 1 ? cluster.map_shared_rank(partial, 0) : partial) + at);
