@@ -45,19 +45,24 @@ def train_text(root=None):
     return np.frombuffer(b"\n\n".join(text), np.uint8)
 
 
+def held_out_texts(root=None):
+    """The bytes of each held-out module."""
+    texts = {module: b"" for module in HELD_OUT}
+    for folder, name in files(root):
+        module = name.parts[0].removesuffix(".py")
+        if module in texts:
+            texts[module] += (folder / name).read_bytes()
+    return {module: np.frombuffer(text, np.uint8) for module, text in texts.items()}
+
+
 def held_out_windows(context, stride, per_module=8, root=None):
     """Overlapping windows of held-out text, (windows, context + 1) bytes.
 
     Score the last `stride` bytes of each: then every scored byte has at least `context - stride`
     bytes before it, and none is scored twice. They come from the middle of each module.
     """
-    texts = {module: b"" for module in HELD_OUT}
-    for folder, name in files(root):
-        module = name.parts[0].removesuffix(".py")
-        if module in texts:
-            texts[module] += (folder / name).read_bytes()
     windows = []
-    for text in map(lambda text: np.frombuffer(text, np.uint8), texts.values()):
+    for text in held_out_texts(root).values():
         views = np.lib.stride_tricks.sliding_window_view(text, context + 1)[::stride]
         first = max(0, (len(views) - per_module) // 2)
         windows.append(views[first : first + per_module])

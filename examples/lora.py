@@ -9,20 +9,17 @@ The second half tells whether it helped. See Hu et al., "LoRA", 2021, https://ar
 
 import argparse
 import functools
-import pathlib
 from typing import NamedTuple
 
 import corpus
 import jax
 import jax.numpy as jnp
+import llama
 import model
 import numpy as np
 import optax
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxgemv import QuantizedTensor, gemv, quantize
-
-CHECKPOINT = pathlib.Path(__file__).with_name("stdlib-4m.safetensors")
+from jaxgemv import QuantizedTensor, gemv
 
 
 class Adapted(NamedTuple):
@@ -72,17 +69,14 @@ def bits(adapters, params, windows, config):
 
 @functools.partial(jax.jit, static_argnames=("config", "optimizer"), donate_argnames=("adapters", "moments"))
 def step(adapters, moments, params, windows, config, optimizer):
-    loss, gradients = jax.value_and_grad(bits)(adapters, params, windows, config)
+    gradients = jax.grad(bits)(adapters, params, windows, config)
     updates, moments = optimizer.update(gradients, moments, adapters)
-    return optax.apply_updates(adapters, updates), moments, loss
+    return optax.apply_updates(adapters, updates), moments
 
 
 def windows_of(module, context):
     """The two halves of a module's text, each (windows, context + 1)."""
-    texts = [
-        (root / name).read_bytes() for root, name in corpus.files() if module in name.with_suffix("").parts
-    ]
-    text = np.frombuffer(b"".join(texts), np.uint8)
+    text = corpus.held_out_texts()[module]
     count = len(text) // (context + 1)
     windows = jnp.asarray(text[: count * (context + 1)].reshape(count, context + 1))
     return windows[: count // 2], windows[count // 2 :]
@@ -97,19 +91,18 @@ def main():
     parser.add_argument("--batch", type=int, default=4, help="windows a step")
     args = parser.parse_args()
 
-    params, config = model.load(CHECKPOINT)
-    params = jax.tree.map(lambda w: quantize(w) if w.ndim == 2 else w, params)
+    params, config = model.load(llama.CHECKPOINT)
+    params = llama.convert(params, "int4")
     first, second = windows_of(args.module, config.context)
     adapters = init(jax.random.key(0), params["layers"], args.rank)
     optimizer = optax.adam(args.learning_rate)
     moments = optimizer.init(adapters)
     before = [float(bits(adapters, params, half[:16], config)) for half in (first, second)]
 
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, transient=True) as progress:
+    with llama.progress_bars() as progress:
         for i in progress.track(range(args.steps), description="training"):
             at = np.arange(args.batch) + i * args.batch
-            adapters, moments, _ = step(adapters, moments, params, first[at % len(first)], config, optimizer)
+            adapters, moments = step(adapters, moments, params, first[at % len(first)], config, optimizer)
     after = [float(bits(adapters, params, half[:16], config)) for half in (first, second)]
 
     trained, frozen = (sum(a.nbytes for a in jax.tree.leaves(tree)) / 1e6 for tree in (adapters, params))
