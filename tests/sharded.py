@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from problems import Case, make
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._ffi import TARGET
@@ -14,6 +15,24 @@ from jaxgemv._ffi import TARGET
 # In these versions a shard_map over some of several Explicit axes gathers its operands, whatever is in it, and so does
 # a vmap, which becomes one.
 PARTIAL_GATHERS = (0, 10, 1) <= jax.__version_info__ < (0, 11, 2)
+
+CASE = Case(4, 16, 512, 64, "zero", bias=True)
+
+# Shardings of x, of the weight's N and K, of the result, and the collectives that they need.
+LAYOUTS = {
+    "columns": ((None, None), ("model", None), (None, "model"), {}),
+    "rows": ((None, "model"), (None, "model"), (None, None), {"all-reduce": 1}),
+    "rows of a replicated x": ((None, None), (None, "model"), (None, None), {"all-reduce": 1}),
+    "rows over two axes": ((None, None), (None, ("data", "model")), (None, None), {"all-reduce": 1}),
+    "both": ((None, "model"), ("data", "model"), (None, "data"), {"all-reduce": 1}),
+    "data": (("data", None), (None, None), ("data", None), {}),
+    "data and columns": (("data", None), ("model", None), ("data", "model"), {}),
+    "data and rows": (("data", "model"), (None, "model"), ("data", None), {"all-reduce": 1}),
+    # x has to be gathered, the weight has not.
+    "x against columns": ((None, "model"), ("model", None), (None, "model"), {"all-gather": 1}),
+}
+
+STACKS = [(None, "model", None), (None, None, "model"), ("data", "model", None), ("model", None, "data")]
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
@@ -40,6 +59,26 @@ def weight_shardings(w: QuantizedTensor, mesh, *spec):
         return NamedSharding(mesh, P(*cut))
 
     return jax.tree_util.tree_map_with_path(of, w)
+
+
+def laid_out(layout: str, bits: int, mesh, rng):
+    """CASE, and its x, weight and bias on the mesh."""
+    x_spec, w_spec, _, _ = LAYOUTS[layout]
+    p = make(rng, bits, "float32", CASE, exact=True)
+    return p, (put(p.x, mesh, *x_spec), put_weight(p.tensor, mesh, *w_spec), put(p.bias, mesh, w_spec[0]))
+
+
+def assert_cut_in_place(compiled, expected: dict[str, int], implementation: str) -> None:
+    """The expected collectives and, with a kernel, one call of it on weights that stay where they are."""
+    assert collectives(compiled) == expected
+    if implementation == "cpu":
+        assert kernel_calls(compiled) == 1
+        assert moved_codes(compiled) == []
+
+
+def spec_of(y) -> tuple:
+    """The sharding of an array, one entry a dimension."""
+    return (*y.sharding.spec, *(None,) * (y.ndim - len(y.sharding.spec)))
 
 
 def stack(problems) -> QuantizedTensor:

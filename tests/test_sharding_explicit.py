@@ -10,8 +10,21 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Case, make
-from sharded import PARTIAL_GATHERS, collectives, kernel_calls, mesh_of, moved_codes, put, put_weight, stack
-from test_sharding_auto import CASE, LAYOUTS, STACKS
+from sharded import (
+    CASE,
+    LAYOUTS,
+    PARTIAL_GATHERS,
+    STACKS,
+    assert_cut_in_place,
+    collectives,
+    kernel_calls,
+    laid_out,
+    mesh_of,
+    moved_codes,
+    put,
+    put_weight,
+    stack,
+)
 
 import jaxgemv
 from jaxgemv import QuantizedTensor, gemv, reference
@@ -35,19 +48,16 @@ def dims_of_type(a) -> tuple:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(implementation, mesh, layout, rng):
-    x_spec, w_spec, y_spec, expected = LAYOUTS[layout]
-    p = make(rng, 4, "float32", CASE, exact=True)
-    x, w = put(p.x, mesh, *x_spec), put_weight(p.tensor, mesh, *w_spec)
-    bias = put(p.bias, mesh, w_spec[0])
-    f = jax.jit(lambda x, w, b: gemv(x, w, bias=b, implementation=implementation))
-    for y in (f(x, w, bias), gemv(x, w, bias=bias, implementation=implementation)):
+    *_, y_spec, expected = LAYOUTS[layout]
+    p, args = laid_out(layout, 4, mesh, rng)
+
+    def f(x, w, b):
+        return gemv(x, w, bias=b, implementation=implementation)
+
+    for y in (jax.jit(f)(*args), f(*args)):
         np.testing.assert_array_equal(y, p.answer())
         assert dims_of_type(y) == y_spec
-    compiled = f.lower(x, w, bias).compile()
-    assert collectives(compiled) == expected
-    if implementation == "cpu":
-        assert kernel_calls(compiled) == 1
-        assert moved_codes(compiled) == []
+    assert_cut_in_place(jax.jit(f).lower(*args).compile(), expected, implementation)
 
 
 def test_type_while_tracing(mesh, rng):
