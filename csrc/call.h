@@ -18,6 +18,7 @@ namespace ffi = xla::ffi;
 // The operands of the custom call, in order; those after scale are empty arrays when absent.
 //   x (B, M, K)   packed (S, N, words) uint32 or (S, N, bytes) uint8
 //   scale, zero, offset (S | 1[, N[, G]])   bias (S | 1, N)   index (B,)   -> y (B, M, N)
+// Of the transposed product x is (B, M, N) and y (B, M, K), without a bias.
 struct Call {
   Problem problem;
   Operands operands;
@@ -25,7 +26,7 @@ struct Call {
   static ffi::ErrorOr<Call> from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale,
                                  ffi::AnyBuffer zero, ffi::AnyBuffer offset, ffi::AnyBuffer bias,
                                  ffi::AnyBuffer index, ffi::AnyBuffer y, int64_t bits,
-                                 int64_t group);
+                                 int64_t group, bool transposed = false);
 
   // XLA may hand over one slice of memory as x and as y of an in-place update. A kernel that reads
   // x while it writes y would race.
@@ -96,12 +97,15 @@ inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ff
   p.bits = static_cast<int>(bits);
   p.batch = x_dims[0];
   p.M = x_dims[1];
-  p.K = x_dims[2];
+  p.transposed = transposed;
+  p.K = transposed ? y_dims[2] : x_dims[2];
   p.N = w_dims[1];
   p.group = group > 0 ? group : p.K;
   if (p.K < 1 || p.N < 1) return ffi::Unexpected(invalid("N and K must be at least 1"));
-  if (y_dims[0] != p.batch || y_dims[1] != p.M || y_dims[2] != p.N)
-    return ffi::Unexpected(invalid("y must have shape (batch, M, N)"));
+  if (x_dims[2] != p.x_width())
+    return ffi::Unexpected(invalid("x must have the N of Wq in the transposed product"));
+  if (y_dims[0] != p.batch || y_dims[1] != p.M || y_dims[2] != p.y_width())
+    return ffi::Unexpected(invalid("y must have shape (batch, M, N), or (batch, M, K) transposed"));
 
   const ffi::DataType word = packed.element_type();
   if (word != ffi::DataType::U32 && word != ffi::DataType::U8)
@@ -125,7 +129,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ff
       (has_offset && !detail::to_param(offset, p, 3, &o.shift)))
     return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
   if (bias.element_count() > 0 &&
-      (bias.dimensions().size() != 2 || !detail::to_param(bias, p, 2, &o.bias)))
+      (transposed || bias.dimensions().size() != 2 || !detail::to_param(bias, p, 2, &o.bias)))
     return ffi::Unexpected(invalid("bias has the wrong shape or dtype"));
   if (index.element_count() > 0) {
     if (index.element_type() != ffi::DataType::S32 ||
@@ -146,7 +150,8 @@ inline bool Call::x_overlaps_y() const {
   const Problem& p = problem;
   const auto x = reinterpret_cast<uintptr_t>(operands.x),
              y = reinterpret_cast<uintptr_t>(operands.y);
-  return x < y + p.batch * p.M * p.N * size_of(p.y) && y < x + p.batch * p.M * p.K * size_of(p.x);
+  const Index rows = p.batch * p.M;
+  return x < y + rows * p.y_width() * size_of(p.y) && y < x + rows * p.x_width() * size_of(p.x);
 }
 
 }  // namespace jaxgemv

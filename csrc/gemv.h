@@ -2,6 +2,7 @@
 // Nothing here knows CUDA, XLA or nanobind.
 //
 //   y[b, m, n] = bias[n] + sum_k x[b, m, k] * w[s, n, k],   s = index ? index[b] : 0
+//   or transposed: y[b, m, k] = sum_n x[b, m, n] * w[s, n, k]
 //   w[s, n, k] = (q[s, n, k] - zero[s, n, k / group]) * scale[s, n, k / group]
 //              or q[s, n, k] * scale[...] + offset[...]
 //
@@ -50,23 +51,28 @@ struct Problem {
   Dtype x = Dtype::kF32;
   Dtype y = Dtype::kF32;
   Affine affine = Affine::kMid;
+  bool transposed = false;
+
+  // Values in a row of x and of y.
+  Index x_width() const { return transposed ? N : K; }
+  Index y_width() const { return transposed ? K : N; }
 };
 
 struct Operands {
-  const void* x = nullptr;          // (batch, M, K)
+  const void* x = nullptr;          // (batch, M, K); transposed, (batch, M, N)
   const uint8_t* packed = nullptr;  // (stack or 1, N, row_bytes)
   Index packed_stack_stride = 0;    // in bytes; 0 when one matrix serves every index
   Param scale;                      // (N, G)
   Param shift;                      // (N, G) zero or offset, as Problem::affine says
   Param bias;                       // (N,), data is null without one
   const int32_t* index = nullptr;   // (batch,) or null
-  void* y = nullptr;                // (batch, M, N)
+  void* y = nullptr;                // (batch, M, N); transposed, (batch, M, K)
 
   // The operands of a call whose batch starts at slice b.
   Operands from_slice(const Problem& problem, Index b) const {
     Operands part = *this;
-    part.x = static_cast<const char*>(x) + b * problem.M * problem.K * size_of(problem.x);
-    part.y = static_cast<char*>(y) + b * problem.M * problem.N * size_of(problem.y);
+    part.x = static_cast<const char*>(x) + b * problem.M * problem.x_width() * size_of(problem.x);
+    part.y = static_cast<char*>(y) + b * problem.M * problem.y_width() * size_of(problem.y);
     if (index != nullptr) part.index += b;
     return part;
   }
@@ -78,6 +84,7 @@ struct KernelInfo {
   int bits;
   Dtype x;
   int rows;  // rows of x that share one read of the weights
+  bool transposed = false;
 };
 
 // A kernel is a type with
