@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from problems import Case, make
 from sharded import collectives, kernel_calls, mesh_of, moved_codes, put, put_weight, spec_of
 from test_lowering import calls, lowered, spec, with_kernels
@@ -45,7 +46,7 @@ def expected(problems, x, ids):
     """(B, ..., N), NaN where no expert has the number."""
     y = np.full((*x.shape[:-1], len(problems[0].packed)), np.nan)
     for number, p in enumerate(problems):
-        y[ids == number] = x[ids == number] @ p.weight().T + p.bias
+        y[ids == number] = x[ids == number] @ p.weight().T + (0 if p.bias is None else p.bias)
     return y
 
 
@@ -150,10 +151,29 @@ def test_sharded(kind, w, rng):
     assert kernel_calls(compiled) == 1
     assert moved_codes(compiled) == []
     assert spec_of(y) == (None, w[1])
-    reference = np.full(y.shape, np.nan)
-    for number, p in enumerate(problems):
-        reference[ids == number] = x[ids == number] @ p.weight().T
-    np.testing.assert_array_equal(y, reference)
+    np.testing.assert_array_equal(y, expected(problems, x, ids))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
+def test_shard_map(kind, rng):
+    """Tokens and outputs cut by the user: each device routes its own tokens. And its gradient."""
+    problems = [make(rng, 4, "float32", Case(96, 512, 1024, 128, "zero"), exact=True) for _ in range(3)]
+    mesh = mesh_of(kind)
+    w = put_weight(jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems)), mesh, None, "model")
+    x, ids = problems[0].x, rng.integers(0, 3, 96).astype(np.int32)
+    f = jax.shard_map(
+        lambda x, w, ids: gemv(x, w, index=ids, implementation="cpu"),
+        mesh=mesh,
+        in_specs=(P("data"), P(None, "model"), P("data")),
+        out_specs=P("data", "model"),
+    )
+    args = put(x, mesh, "data"), w, put(ids, mesh, "data")
+    program = jax.jit(f).lower(*args)
+    assert "tensor<14x4x1024xf32>" in program.as_text()
+    np.testing.assert_array_equal(program.compile()(*args), expected(problems, x, ids))
+    with jax.set_mesh(mesh):
+        grad = jax.jit(jax.grad(lambda x, *rest: f(x, *rest).sum()))(*args)
+    np.testing.assert_array_equal(grad, np.stack([problems[i].weight().sum(0) for i in ids]))
 
 
 @with_kernels

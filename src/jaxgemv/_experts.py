@@ -14,12 +14,12 @@ from jax import Array
 _WORTH = {"cpu": 1 << 20, "cuda": 32 << 20}
 
 
-def tile_size(batch, rows, stack, *, nbytes: int, share: int, platform: str) -> int:
+def tile_size(batch, rows, stack, *, nbytes, share: int, platform: str) -> int:
     """How many slices make a tile; 1 where they had better stay as they are.
 
     batch: slices, of `rows` rows each. nbytes: of one matrix of the stack. share: rows that one read can serve.
     """
-    if not all(isinstance(size, int) for size in (batch, rows, stack)):
+    if not all(isinstance(size, int) for size in (batch, rows, stack, nbytes)):
         return 1  # symbolic, under jax.export
     if batch < 2 * stack or share < 2 * rows:
         return 1
