@@ -19,7 +19,8 @@ from bench import native
 _ROOT = Path(__file__).parent.parent
 
 
-def environment(device, commit: str | None) -> dict:
+def environment(device, commit: str | None, module: str = "bench") -> dict:
+    """module: the one that runs."""
     env = {
         "device": device_name(device),
         "platform": device.platform,
@@ -30,7 +31,7 @@ def environment(device, commit: str | None) -> dict:
         "jaxlib": jaxlib.__version__,
         "commit": commit or os.environ.get("JAXGEMV_COMMIT") or _git_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": _command(sys.argv[1:]),
+        "command": _command(module, sys.argv[1:]),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
     if device.platform == "gpu":
@@ -61,9 +62,9 @@ def device_name(device) -> str:
     return model.group(1) if model else platform.processor() or platform.machine()
 
 
-def _command(arguments: list[str]) -> str:
+def _command(module: str, arguments: list[str]) -> str:
     """What was asked for, but not where the result went: that is one machine's affair."""
-    words = ["python -m bench"]
+    words = ["python -m", module]
     left = iter(arguments)
     for word in left:
         if word == "--out":

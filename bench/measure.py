@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 def make_copies(system: systems.System, n: int, k: int, dtype: str, plan: timing.Plan) -> tuple[int, list]:
     """(bytes of one copy of the weight, the copies)"""
     make = partial(system.weights, n=n, k=k, dtype=dtype)
-    weight_bytes = sum(map(_nbytes, jax.tree.leaves(jax.eval_shape(make, 0))))
+    weight_bytes = sum(map(nbytes, jax.tree.leaves(jax.eval_shape(make, 0))))
     return weight_bytes, [make(seed) for seed in range(plan.copies(weight_bytes))]
 
 
@@ -44,7 +44,7 @@ def measure(
     weight_bytes, copies = make_copies(system, n, k, dtype, setup.plan)
     weights = setup.plan.sequence(copies)
     xs = np.random.default_rng(0).standard_normal((max(rows), k), np.float32).astype(jnp.dtype(dtype))
-    expected = np.asarray(_product(xs.astype(np.float32), systems.dense(weights[-1])))
+    expected = np.asarray(product(xs.astype(np.float32), systems.dense(weights[-1])))
     implementation = {"gpu": "cuda"}.get(setup.platform, setup.platform)
     for m in rows:
         x = jax.device_put(xs[:m])
@@ -54,7 +54,8 @@ def measure(
             y, sample = timing.measure_on_device(system.product, x, copies, setup.plan, setup.native)
             ys.append(y)
         elif setup.jit:
-            y, sample = timing.measure_on_host(system.product, x, copies, setup.plan, setup.platform)
+            feed = setup.platform == "cpu"
+            y, sample = timing.measure_on_host(system.product, x, copies, setup.plan, feed=feed)
             ys.append(y)
         if setup.native and system.name == "jaxgemv":
             y = jax.device_put(np.zeros((m, n), x.dtype))
@@ -71,7 +72,8 @@ def measure(
 
 
 @jax.jit
-def _product(x, w):
+def product(x, w):
+    """x @ w.T, as exactly as float32 can."""
     return jnp.dot(x, w.T, precision="highest")
 
 
@@ -80,6 +82,7 @@ def relative_error(y, expected: np.ndarray) -> float:
     return float(np.linalg.norm(difference) / np.linalg.norm(expected))
 
 
-def _nbytes(a) -> int:
+def nbytes(a) -> int:
+    """Of an array whose elements may be less than a byte."""
     bits = jnp.iinfo(a.dtype).bits if jnp.issubdtype(a.dtype, jnp.integer) else 8 * a.dtype.itemsize
     return a.size * bits // 8

@@ -67,7 +67,7 @@ def table(rows: list[Row], device: str, baseline: tuple[str, str]) -> Table:
         ("x floor", alone, lambda r: _number(r.kernel_over_floor)),
         ("jit +us", jit and alone, lambda r: _number(r.jit_extra_us)),
         (f"x {' '.join(baseline)}", jit, lambda r: _number(r.speedup)),
-        ("err", True, lambda r: _error(r.error)),
+        ("err", True, lambda r: error_text(r.error)),
     ]
     columns = [(title, cell) for title, here, cell in columns if here]
     out = Table(title=f"{device}, jaxgemv {jaxgemv.__version__}, jax {jax.__version__}", title_justify="left")
@@ -123,7 +123,7 @@ def _number(value: float | None, digits: int = 2, times: float = 1) -> str:
     return "" if value is None else f"{times * value:.{digits}f}"
 
 
-def _error(error: float | None) -> str:
+def error_text(error: float | None) -> str:
     if error is None:
         return ""
     return f"{error:.0e}" if error < _WRONG else f"[bold red]{error:.0e} WRONG[/]"  # NaN is wrong

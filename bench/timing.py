@@ -38,20 +38,23 @@ class Sample(NamedTuple):
     calls: int  # in one program
 
 
-def _chain(product, x, weights, platform: str) -> list:
-    """The products of x with every weight, one after the other as a decoder needs them."""
+def _chain(product, x, weights, feed: bool) -> list:
+    """The products of x with every weight, one after the other as a decoder needs them.
+
+    feed: each x really needs the y before it, at the price of an addition. Where there is more than one queue (threads
+    of a CPU, the network between GPUs) XLA would otherwise run the calls side by side.
+    """
     product = jax.jit(product)  # traced once
     ys = []
     for w in weights:
         # XLA merges products of the same x, and would prepare a weight that comes twice only once. The barriers
         # keep the calls apart and in order, and cost nothing: they are gone from the compiled program.
-        if platform != "cpu":
+        if not feed:
             x, w = jax.lax.optimization_barrier((x, w))
         y = product(x, w)
         x, y = jax.lax.optimization_barrier((x, y))
-        if platform == "cpu":
-            # There XLA would also run them side by side. Next to a product this is nothing.
-            x = x + (y[..., :1] * 1e-30).astype(x.dtype)
+        if feed:
+            x = x + (y[..., :1].astype(jnp.float32) * 1e-30).astype(x.dtype)
         ys.append(y)
     return ys
 
@@ -66,7 +69,7 @@ def measure_on_device(product, x, copies, plan: Plan, library: native.Native) ->
     def program(x, copies, scratch):
         start = jax.ffi.ffi_call(native.START, jax.ShapeDtypeStruct(x.shape, x.dtype))
         stop = jax.ffi.ffi_call(native.STOP, jax.ShapeDtypeStruct((1,), jnp.uint32))
-        ys = _chain(product, start(x, scratch), plan.sequence(copies), "gpu")
+        ys = _chain(product, start(x, scratch), plan.sequence(copies), feed=False)
         return ys[-1], stop(*ys)
 
     program = jax.jit(program)
@@ -82,10 +85,10 @@ def measure_on_device(product, x, copies, plan: Plan, library: native.Native) ->
     return out[0], Sample(statistics.median(times) / calls, _spread(times), None, calls)
 
 
-def measure_on_host(product, x, copies, plan: Plan, platform: str) -> tuple[jax.Array, Sample]:
+def measure_on_host(product, x, copies, plan: Plan, *, feed: bool) -> tuple[jax.Array, Sample]:
     """(y of the last call, the time of one), by the host's clock. Its gaps to the next call are in it."""
     weights = plan.sequence(copies)
-    program = jax.jit(lambda x, copies: _chain(product, x, plan.sequence(copies), platform))
+    program = jax.jit(lambda x, copies: _chain(product, x, plan.sequence(copies), feed))
 
     def run(executions: int) -> tuple[float, float]:
         out = None

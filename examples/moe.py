@@ -3,8 +3,9 @@
     python examples/moe.py
 
 `gemv(x, experts, index=ids)` takes the stack of all experts and, for each row of x, the number of
-the one that it goes to. No expert is gathered into a copy, and none that nobody chose is read. The
-result is checked against every expert's dense product with every token, weighted by the router.
+the one that it goes to. No expert is gathered into a copy, none that nobody chose is read, and rows
+of one expert share a read of it. The result is checked against every expert's dense product with
+every token, weighted by the router.
 """
 
 import argparse

@@ -112,12 +112,13 @@ def test_mlp(target, kind):
     [((None, "model", None), {}), ((None, None, "model"), REDUCE), (("model", None, None), REDUCE)],
     ids=str,
 )
-def test_experts(target, kind, w, expected):
-    """By index, of a stack that may be sharded itself."""
+@pytest.mark.parametrize("rows", [4, 64])
+def test_experts(target, kind, w, expected, rows):
+    """By index, of a stack that may be sharded itself; few rows, and so many that those of an expert share a read."""
     program = Program(target, kind)
     stack = program.weight(*w, stack=(EXPERTS,))
-    index = program.array((4,), dtype="int32")
-    compiled = program.compiled(lambda x, w, i: gemv(x, w, index=i), program.array((4, K)), stack, index)
+    index = program.array((rows,), dtype="int32")
+    compiled = program.compiled(lambda x, w, i: gemv(x, w, index=i), program.array((rows, K)), stack, index)
     check(compiled, 1, expected, EXPERTS * N * K / 2 / 4)
 
 

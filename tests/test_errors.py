@@ -3,12 +3,14 @@
 import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxgemv
 from jaxgemv import QuantizedTensor, gemv, gemv_int4, reference
+from jaxgemv._ffi import TARGET
 
 f32, i32, i8, u8, u32 = jnp.float32, jnp.int32, jnp.int8, jnp.uint8, jnp.uint32
 
@@ -155,11 +157,24 @@ INDEX = (
     ),
     (ValueError, "with index, w.packed must have one stack dimension, (S, N, ...); got (6, 8)", W, 0),
     (TypeError, "index must be int32; got float32", STACK, 0.0),
+    (TypeError, "index must be int32; got bool", STACK, np.zeros(2, bool)),
     (
         ValueError,
         "index must be a scalar or have the leading dimensions of x, (2,); got (3,)",
         STACK,
         np.zeros(3, np.int32),
+    ),
+    (
+        ValueError,
+        "index must be a scalar or have the leading dimensions of x, (2,); got (2, 64)",
+        STACK,
+        np.zeros((2, 64), np.int32),
+    ),
+    (
+        ValueError,
+        "index must be a scalar or have the leading dimensions of x, (2,); got (1, 2)",
+        STACK,
+        np.zeros((1, 2), np.int32),
     ),
 )
 
@@ -243,3 +258,12 @@ def test_under_transformations():
     ):
         with pytest.raises(ValueError, match=text):
             f(x, wq, jnp.zeros(6), jnp.zeros(6))
+
+
+def test_export_without_the_checks():
+    """JAX's own words, with our target in them: the promise that EXPORT_CHECKS stands for is for us to make."""
+    f = jax.jit(lambda x, w: gemv_int4(x, w, None, 1.0))
+    text = f"(?s)compatibility guarantees.*@{TARGET}"
+    with pytest.raises(ValueError, match=text):
+        jax.export.export(f, platforms=("cpu",))(X, WQ)
+    jax.export.export(f, platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)(X, WQ)

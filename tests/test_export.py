@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.export
 import jax.numpy as jnp
+import kept
 import numpy as np
 import pytest
 from problems import Case, make
@@ -103,19 +104,8 @@ def test_symbolic_batch_under_vmap(problem):
         np.testing.assert_array_equal(y[1], p.answer() - p.bias)
 
 
-def test_needs_the_waiver(problem):
-    """The promise that EXPORT_CHECKS stands for is ours; JAX refuses without it."""
-    _, args = problem
-    f = jax.jit(lambda x, *rest: jaxgemv.gemv_int4(x, rest[0], rest[2], rest[1], implementation="cpu"))
-    with (
-        jax.default_device(jax.devices("cpu")[0]),
-        pytest.raises(ValueError, match="compatibility guarantees"),
-    ):
-        jax.export.export(f, platforms=("cpu",))(*args[:4])
-
-
 def test_another_process(problem, tmp_path):
-    """Loads with nothing but `import jaxgemv`, which registers the kernels."""
+    """Loads with nothing but `import jaxgemv`, which registers the kernels; JAX says what it misses without."""
     p, _ = problem
     exported = jax.export.export(
         jax.jit(lambda x: gemv(x, p.tensor)), platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS
@@ -123,16 +113,37 @@ def test_another_process(problem, tmp_path):
     (tmp_path / "program").write_bytes(exported.serialize())
     np.save(tmp_path / "x.npy", p.x)
     script = """
-import sys, pathlib, jax, jax.export, jaxgemv, numpy as np
+import sys, pathlib, jax, jax.export, numpy as np
 here = pathlib.Path(sys.argv[1])
 call = jax.export.deserialize(bytearray((here / "program").read_bytes())).call
 with jax.default_device(jax.devices("cpu")[0]):
+    try:
+        jax.block_until_ready(call(np.load(here / "x.npy")))
+    except jax.errors.JaxRuntimeError as error:
+        print(error)
+    import jaxgemv
     np.save(here / "y.npy", call(np.load(here / "x.npy")))
 """
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
         check=True,
         cwd=tmp_path,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
     )
+    assert f"No FFI handler registered for {TARGET}" in done.stdout
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), p.answer() - p.bias)
+
+
+@pytest.mark.parametrize("name", ["gemv_v1"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True)
+@pytest.mark.parametrize("times", [1, 10])
+def test_kept(backend, name, times):
+    """What other versions exported; kept.py says how it was made."""
+    exported, args, results = kept.load(name)
+    assert exported.mlir_module().count(f"@jaxgemv_{name}(") == 4  # two calls, on each of two platforms
+    for batched in ("x", "ids"):
+        args[batched] = np.concatenate([args[batched]] * times)
+    for y, expected in zip(exported.call(*args.values()), results):
+        np.testing.assert_array_equal(y, np.concatenate([expected] * times))

@@ -1,6 +1,9 @@
 """The boundary to C++: registration, the version guard, index arithmetic, and calls that no Python code has checked."""
 
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +55,44 @@ def test_version_guard(monkeypatch):
         backend = ffi._load("jaxgemv._cpu", "cpu")
     assert backend.kernels == ()
     assert re.fullmatch(r"built for XLA FFI 0\.\d+, but jaxlib .* has 0\.0", backend.missing)
+
+
+def test_extension_for_a_newer_ffi(tmp_path):
+    """A jaxlib that is older than the extension: a warning each, the reference, and JAX as it was."""
+    header = tmp_path / "include/xla/ffi/api/c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MINOR 0\n")
+    script = """
+import sys, warnings, jaxlib
+jaxlib.__file__ = sys.argv[1] + "/__init__.py"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import jaxgemv
+print(*sorted(str(w.message).split()[0] for w in caught if w.category is RuntimeWarning))
+import jax, jax.numpy as jnp
+f = jax.jit(lambda x, w: jaxgemv.gemv_int4(x, w, None, 1.0))
+args = jnp.ones(64), jnp.full((3, 8), 0x99999999, jnp.uint32)
+print("custom_call" in f.lower(*args).as_text(), f(*args))
+spd = jnp.array([[4.0, 0.0], [0.0, 9.0]])
+print(jnp.linalg.cholesky(spd).sum(), jnp.sort(spd[1]).tolist())  # the first is an FFI call too
+try:
+    jaxgemv.gemv_int4(*args, None, 1.0, implementation="cpu")
+except NotImplementedError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    warned, product, others, refused = done.stdout.splitlines()
+    built = [f"jaxgemv._{name}" for name, backend in ffi.backends.items() if backend.missing is None]
+    assert warned.split() == sorted(built)
+    assert product == "False [64. 64. 64.]"
+    assert others == "5.0 [0.0, 9.0]"
+    assert re.search(r"built for XLA FFI 0\.\d+, but jaxlib .* has 0\.0$", refused)
 
 
 def test_absent_and_broken_modules(monkeypatch, tmp_path):
@@ -145,3 +186,28 @@ def test_bad_hand_made_call(backend, text, change):
     with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"jaxgemv: {text}")):
         call(**GOOD | change)
     np.testing.assert_array_equal(call(**GOOD), np.full((1, 2, 6), -8 * 64))
+
+
+@compiled
+def test_result_in_the_place_of_x(backend, rng):
+    """XLA's in-place updates can make one buffer of both: right where x is copied first, refused elsewhere."""
+    x = rng.integers(-2, 3, (1, 5, 64)).astype(np.float32)
+    packed = rng.integers(0, 2**32, (1, 64, 8), dtype=np.uint32)
+    others = (packed, np.float32([1]), *(GOOD[name] for name in ("zero", "offset", "bias", "index")))
+    y = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    f = jax.jit(
+        lambda x, *others: jax.ffi.ffi_call(ffi.TARGET, y, input_output_aliases={0: 0})(
+            x, *others, bits=np.int64(4), group=np.int64(64)
+        ),
+        donate_argnums=0,
+    )
+    given = jax.device_put(x)
+    if backend == "cuda":
+        with pytest.raises(jax.errors.JaxRuntimeError, match="x and the result share memory"):
+            jax.block_until_ready(f(given, *others))
+    else:
+        place = given.unsafe_buffer_pointer()
+        result = f(given, *others)
+        assert result.unsafe_buffer_pointer() == place
+        w = QuantizedTensor(packed=packed[0], scale=np.float32(1), bits=4)
+        np.testing.assert_array_equal(result[0], x[0] @ np.asarray(w.dequantize(jnp.float32)).T)

@@ -1,5 +1,8 @@
 """Derivatives against those of a plain jax.numpy expression, on values whose sums are exact."""
 
+from functools import reduce
+from itertools import permutations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,6 +110,66 @@ def test_checkpoint(both):
     ours, other, x, floats = both
     remat = jax.checkpoint(ours)
     same(jax.grad(lambda x: jnp.sum(remat(x, floats)))(x), jax.grad(lambda x: jnp.sum(other(x, floats)))(x))
+
+
+def with_vjp(f):
+    """A rule of the user's around a product: its own derivative, doubled, so that one sees that it was asked."""
+
+    def backward(kept, ct):
+        return tuple(2 * g for g in jax.vjp(f, *kept)[1](ct))
+
+    g = jax.custom_vjp(lambda x, scale: f(x, scale))
+    g.defvjp(lambda x, scale: (f(x, scale), (x, scale)), backward)
+    return g
+
+
+def with_jvp(f):
+    g = jax.custom_jvp(lambda x, scale: f(x, scale))
+
+    @g.defjvp
+    def _(primals, tangents):
+        y, t = jax.jvp(f, primals, tangents)
+        return y, 2 * t
+
+    return g
+
+
+WRAPPERS = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "vmap": lambda f: lambda x, scale: jax.vmap(f, (0, None))(x, scale),
+}
+
+
+@pytest.mark.parametrize("order", [*permutations(WRAPPERS)], ids="-".join)
+@pytest.mark.parametrize("rule", [with_vjp, with_jvp])
+def test_custom_rules(backend, rule, order, rng):
+    """A rule inside jit, checkpoint and vmap in any order, and grad around all of them or inside of all."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+
+    def ours(x, scale):
+        w = QuantizedTensor(packed=p.packed, scale=scale, zero=p.zero, bits=4)
+        return gemv(x, w, bias=p.bias, implementation=backend)
+
+    def other(x, scale):
+        return plain(x, np.asarray(unpack(p.packed, 4, 48), np.float32), scale, p.zero, bias=p.bias)
+
+    def wrapped(f):
+        return reduce(lambda g, name: WRAPPERS[name](g), order, rule(f))
+
+    def loss(f):
+        return lambda x, scale: jnp.sum(f(x, scale) * weights)
+
+    x, scale, weights = jnp.asarray(p.x), jnp.asarray(p.scale), jnp.arange(30.0).reshape(3, 10) - 15
+    once = jax.grad(loss(other), (0, 1))(x, scale)
+    twice = jax.tree.map(lambda g: 2 * g, once)
+    same(jax.grad(loss(wrapped(ours)), (0, 1))(x, scale), twice)
+    # The other way round: per-row gradients of the rule, in all three.
+    rows = reduce(
+        lambda g, name: WRAPPERS[name](g), order, jax.grad(lambda x, s: jnp.sum(rule(ours)(x, s) ** 2))
+    )
+    expected = jax.vmap(jax.grad(lambda x, s: jnp.sum(other(x, s) ** 2)), (0, None))(x, scale)
+    same(rows(x, scale), 2 * expected)
 
 
 def test_linear_transpose(backend, rng):

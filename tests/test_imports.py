@@ -14,7 +14,7 @@ ROOT = Path(jaxgemv.__file__).parent
 # A module may import those of the levels above its own.
 LEVELS = (
     {"_ffi"},
-    {"_check", "_plan"},
+    {"_check", "_experts", "_plan"},
     {"_format"},
     {"_quantize", "_reference"},
     {"_primitive"},

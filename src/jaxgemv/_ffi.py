@@ -40,7 +40,11 @@ class Backend(NamedTuple):
     missing: str | None = None
 
     def supports(self, bits: int, x_dtype) -> bool:
-        return any(k.bits == bits and k.x == str(x_dtype) for k in self.kernels)
+        return self.rows_of(bits, x_dtype) > 0
+
+    def rows_of(self, bits: int, x_dtype) -> int:
+        """The most rows of x that share one read of the weights."""
+        return max((k.rows for k in self.kernels if k.bits == bits and k.x == str(x_dtype)), default=0)
 
 
 def _runtime_ffi_minor() -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from jaxgemv import _reference
+from jaxgemv import _experts, _reference
 from jaxgemv._ffi import TARGET, backends
 
 # Above this many rows for one matrix, dequantising once and a matmul of XLA's take over.
@@ -61,7 +61,7 @@ def _reference_call(*args, names, op, bits, group, out_dtype, implementation):
     )
 
 
-def _kernel_call(*args, names, op, bits, group, out_dtype, implementation):
+def _kernel_call(*args, names, platform, op, bits, group, out_dtype, implementation):
     """The FFI call: x as (B, M, K), the weight's arrays stacked, absent ones empty."""
     del op, implementation
     named = dict(zip(names, args, strict=True))
@@ -71,13 +71,24 @@ def _kernel_call(*args, names, op, bits, group, out_dtype, implementation):
     n, k = named["packed"].shape[-2], x.shape[-1]
     if index is None:
         named = {name: a[None] for name, a in named.items()}
-    else:
-        named["index"] = index.reshape(batch)
     absent = jnp.zeros((0,), jnp.float32)
-    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((batch, rows, n), out_dtype))
-    order = ("packed", "scale", "zero", "offset", "bias", "index")
-    operands = [x.reshape(batch, rows, k), *(named.get(name, absent) for name in order)]
-    y = call(*operands, bits=np.int64(bits), group=np.int64(group or k))
+    weight = [named.get(name, absent) for name in ("packed", "scale", "zero", "offset", "bias")]
+
+    def call(x, index):
+        y = jax.ShapeDtypeStruct((*x.shape[:-1], n), out_dtype)
+        return jax.ffi.ffi_call(TARGET, y)(x, *weight, index, bits=np.int64(bits), group=np.int64(group or k))
+
+    slices = x.reshape(batch, rows, k)
+    if index is None:
+        y = call(slices, absent)
+    else:
+        stack = max(a.shape[0] for a in named.values())
+        nbytes = prod(named["packed"].shape[1:]) * named["packed"].dtype.itemsize
+        share = min(MAX_ROWS, backends[platform].rows_of(bits, x.dtype))
+        size = _experts.tile_size(batch, rows, stack, nbytes=nbytes, share=share, platform=platform)
+        if size > 1:
+            call = partial(_experts.in_tiles, call, stack=stack, size=size)
+        y = call(slices, index.reshape(batch))
     return y.reshape(*x.shape[:-1], n)
 
 
@@ -107,7 +118,7 @@ def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **param
     # Under jax.export it may be symbolic, and then may be small.
     few = not isinstance(rows, int) or rows <= MAX_ROWS
     use_kernel = not reason and (params["implementation"] or few)
-    call = _kernel_call if use_kernel else _reference_call
+    call = partial(_kernel_call, platform=platform) if use_kernel else _reference_call
     return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
 
 
