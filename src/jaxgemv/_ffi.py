@@ -17,6 +17,7 @@ import jaxlib
 
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
+TRANSPOSED_TARGET = "jaxgemv_gemv_transposed_v1"
 
 jaxlib_version = importlib.metadata.version("jaxlib")
 
@@ -25,12 +26,13 @@ _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}
 
 
 class Kernel(NamedTuple):
-    """One compiled kernel: `rows` rows of x share one read of the weights."""
+    """One compiled kernel: `rows` rows of x share one read of the weights; `transposed` are for x @ w."""
 
     name: str
     bits: int
     x: str
     rows: int
+    transposed: bool = False
 
 
 class Backend(NamedTuple):
@@ -39,8 +41,8 @@ class Backend(NamedTuple):
     kernels: tuple[Kernel, ...]
     missing: str | None = None
 
-    def supports(self, bits: int, x_dtype) -> bool:
-        return any(k.bits == bits and k.x == str(x_dtype) for k in self.kernels)
+    def supports(self, bits: int, x_dtype, transposed: bool = False) -> bool:
+        return any((k.bits, k.x, k.transposed) == (bits, str(x_dtype), transposed) for k in self.kernels)
 
 
 def _runtime_ffi_minor() -> int:
