@@ -28,30 +28,31 @@ struct Columns {
 };
 
 // sums[m][code] += the products of `rows` rows of x, [row][kStrip], with the strip. kWhole: groups
-// are whole blocks.
-template <int kBits, bool kWhole>
-inline void add_products(const Columns& strip, const float* x, Index rows, float* sums,
-                         Index stride) {
+// are whole blocks. kOneRow: rows is 1. Not inline: it needs all registers.
+template <int kBits, bool kWhole, bool kOneRow>
+[[gnu::noinline]] void add_products(const Columns& strip, const float* x, Index rows, float* sums,
+                                    Index stride) {
   using B = Block<kBits>;
+  const Index body_blocks = strip.body_blocks, blocks = strip.blocks;
   const uint8_t* at[kStrip];
+  Group<kBits> group[kStrip];
   for (int r = 0; r < kStrip; ++r) at[r] = strip.body[r];
-  Index block = 0, end = kWhole ? strip.first_blocks : strip.blocks;
-  for (Index g = 0; block < strip.blocks; ++g, end += strip.group_blocks) {
-    Group<kBits> group[kStrip];
+  Index block = 0, end = kWhole ? strip.first_blocks : blocks;
+  for (Index g = 0; block < blocks; ++g, end += strip.group_blocks) {
     if constexpr (kWhole)
       for (int r = 0; r < kStrip; ++r) {
         const Index i = r * strip.row_size + g;
         group[r].set(strip.zero[i], strip.scale[i], strip.offset[i]);
       }
-    for (; block < min_of(end, strip.blocks); ++block) {
-      if (block == strip.body_blocks)
+    for (const Index stop = min_of(end, blocks); block < stop; ++block) {
+      if (block == body_blocks)
         for (int r = 0; r < kStrip; ++r) at[r] = strip.tail[r];
       Ints units[kStrip];
       for (int r = 0; r < kStrip; ++r) {
         units[r] = load_units<kBits>(at[r]);
         at[r] += B::kBytes;
       }
-      for (int i = 0; i < B::kUnit; ++i) {
+      const auto add = [&](int i) __attribute__((always_inline)) {
         const Index code = block * B::kCodes + i * kLanes;
         Floats w[kStrip];
         for (int r = 0; r < kStrip; ++r) {
@@ -64,13 +65,19 @@ inline void add_products(const Columns& strip, const float* x, Index rows, float
                    load_floats(strip.offset + at_code);
           }
         }
-        for (Index m = 0; m < rows; ++m) {
-          float* to = sums + m * stride + code;
+        const float* xs = x;
+        float* to = sums + code;
+        const auto add_row = [&] {
           Floats sum = load_floats(to);
-          for (int r = 0; r < kStrip; ++r) sum += w[r] * x[m * kStrip + r];
+          for (int r = 0; r < kStrip; ++r) sum += w[r] * xs[r];
           __builtin_memcpy(to, &sum, sizeof(sum));
-        }
-      }
+        };
+        add_row();
+        if constexpr (!kOneRow)
+          for (Index m = 1; m < rows; ++m) xs += kStrip, to += stride, add_row();
+      };
+      add(0);
+      if constexpr (B::kUnit == 2) add(1);
     }
   }
 }
@@ -108,14 +115,57 @@ struct Transposed {
     return 3 * kRowBlock * row_size(p, codes) + (is_whole(p) ? 0 : 2 * codes);
   }
 
-  // group_of[i]: the group of the code that comes i-th in the blocks of a tile, the first being 0.
-  static void list_groups(const Problem& p, const Tile& tile, int32_t* group_of) {
-    for (Index i = 0; i < tile.codes; ++i) {
-      const Index k = min_of(tile.k0 + i, p.K - 1), code = i % B::kCodes;
-      group_of[i - code + code % B::kUnit * kLanes + code / B::kUnit] =
-          static_cast<int32_t>(k / p.group - tile.k0 / p.group);
+  // The parameters of a tile's rows, a block of them at a time.
+  struct Parameters {
+    Parameters(const Problem& p, const Operands& o, Index stack, const Tile& tile, void* scratch)
+        : p(p), o(o), stack(stack), size(row_size(p, tile.codes)), whole(is_whole(p)) {
+      const Index last = min_of(tile.k0 + tile.codes, p.K) - 1;
+      first_group = tile.k0 / p.group, groups = last / p.group - first_group + 1;
+      zero = static_cast<float*>(scratch);
+      scale = zero + kRowBlock * size, offset = scale + kRowBlock * size;
+      group_of = reinterpret_cast<int32_t*>(offset + kRowBlock * size);
+      per_group = reinterpret_cast<float*>(group_of + tile.codes);
+      for (Index i = 0; i < tile.codes && !whole; ++i) {
+        const Index k = min_of(tile.k0 + i, last), code = i % B::kCodes;
+        group_of[i - code + code % B::kUnit * kLanes + code / B::kUnit] =
+            static_cast<int32_t>(k / p.group - first_group);
+      }
     }
-  }
+
+    // Of rows [n0, n0 + count), and for the rest of a strip those of weights that are 0.
+    void load(Index n0, Index count) {
+      const float mid = p.affine == Affine::kOffset ? 0 : mid_code(kBits);
+      for (Index i = 0, at = 0; i < ceil_div(count, kStrip) * kStrip; ++i, at += size) {
+        fill(mid, size, zero + at), fill(0, size, offset + at);
+        if (i >= count) {
+          fill(0, size, scale + at);
+          continue;
+        }
+        load_row(o.scale, n0 + i, scale + at);
+        if (p.affine == Affine::kZero) load_row(o.shift, n0 + i, zero + at);
+        if (p.affine == Affine::kOffset) load_row(o.shift, n0 + i, offset + at);
+      }
+    }
+
+    void load_row(const Param& param, Index n, float* out) const {
+      float* values = whole ? out : per_group;
+      const bool one = param.g_stride == 0;
+      read_floats(param.dtype, param.data,
+                  stack * param.stack_stride + n * param.n_stride + first_group * param.g_stride,
+                  one ? 1 : groups, values);
+      if (one) fill(values[0], groups, values);
+      for (Index i = 0; i < size && !whole; ++i) out[i] = values[group_of[i]];
+    }
+
+    const Problem& p;
+    const Operands& o;
+    const Index stack, size;
+    const bool whole;
+    Index first_group, groups;
+    float *zero, *scale, *offset, *per_group;
+    int32_t*
+        group_of;  // [i]: of the code that comes i-th in the blocks of the tile, the first is 0
+  };
 
   static void fill(float value, Index count, float* out) {
     for (Index i = 0; i < count; ++i) out[i] = value;
@@ -130,74 +180,42 @@ struct Transposed {
     const Index stack = stack_of(o, slice);
     if (stack < 0 || stack >= p.stack) return;
     fill(0, p.M * tile.codes, sums);
-
-    const bool whole = is_whole(p);
-    const Index size = row_size(p, tile.codes), last = min_of(tile.k0 + tile.codes, p.K) - 1;
-    const Index first_group = tile.k0 / p.group, groups = last / p.group - first_group + 1;
-    float* zero = static_cast<float*>(scratch);
-    float *scale = zero + kRowBlock * size, *offset = scale + kRowBlock * size;
-    int32_t* group_of = reinterpret_cast<int32_t*>(offset + kRowBlock * size);
-    float* per_group = reinterpret_cast<float*>(group_of + tile.codes);
-    if (!whole) list_groups(p, tile, group_of);
-    const auto load_row = [&](const Param& param, Index n, float* out) {
-      float* values = whole ? out : per_group;
-      const bool one = param.g_stride == 0;
-      read_floats(param.dtype, param.data,
-                  stack * param.stack_stride + n * param.n_stride + first_group * param.g_stride,
-                  one ? 1 : groups, values);
-      if (one) fill(values[0], groups, values);
-      if (!whole)
-        for (Index i = 0; i < size; ++i) out[i] = values[group_of[i]];
-    };
-    fill(p.affine == Affine::kOffset ? 0 : mid_code(kBits), kRowBlock * size, zero);
-    fill(0, kRowBlock * size, offset);
-
-    const Index bytes = row_bytes(p.K, kBits), first_block = tile.k0 / B::kCodes;
-    const Index readable = bytes < B::kReach ? 0 : (bytes - B::kReach) / B::kBytes + 1;
+    Parameters params(p, o, stack, tile, scratch);
+    const Index bytes = row_bytes(p.K, kBits), start = tile.k0 / B::kCodes * B::kBytes;
+    const Index readable =
+        bytes - start < B::kReach ? 0 : (bytes - start - B::kReach) / B::kBytes + 1;
     uint8_t tail[kStrip][B::kTail];
-    Columns strip;
-    strip.row_size = size;
-    strip.blocks = last / B::kCodes - first_block + 1;
-    strip.body_blocks = min_of(readable > first_block ? readable - first_block : 0, strip.blocks);
-    strip.group_blocks = p.group >= p.K ? strip.blocks : p.group / B::kCodes;
-    strip.first_blocks = (first_group + 1) * strip.group_blocks - first_block;
-    if (p.group >= p.K) strip.first_blocks = strip.blocks;
 
+    Columns strip;
+    strip.row_size = params.size;
+    strip.blocks = ceil_div(min_of(tile.codes, p.K - tile.k0), B::kCodes);
+    strip.body_blocks = min_of(readable, strip.blocks);
+    const bool one_group = p.group >= p.K;
+    strip.group_blocks = one_group ? strip.blocks : p.group / B::kCodes;
+    strip.first_blocks = one_group ? strip.blocks : (p.group - tile.k0 % p.group) / B::kCodes;
+    const auto add = !params.whole ? add_products<kBits, false, false>
+                     : p.M == 1    ? add_products<kBits, true, true>
+                                   : add_products<kBits, true, false>;
+
+    const uint8_t* matrix = o.packed + stack * o.packed_stack_stride + start;
+    const auto point_at_row = [&](int r, Index n) {
+      const uint8_t* row = matrix + min_of(n, p.N - 1) * bytes;
+      strip.body[r] = row, strip.tail[r] = tail[r];
+      if (strip.body_blocks == strip.blocks) return;
+      const Index done = strip.body_blocks * B::kBytes;
+      __builtin_memset(tail[r], 0, B::kTail);
+      if (done < bytes - start) __builtin_memcpy(tail[r], row + done, bytes - start - done);
+    };
     for (Index n0 = tile.n0; n0 < tile.n1; n0 += kRowBlock) {
       const Index count = min_of(kRowBlock, tile.n1 - n0);
-      const Index padded = ceil_div(count, kStrip) * kStrip;
-      for (Index i = 0; i < padded; ++i) {
-        // The last strip may repeat the last row, with weights of 0.
-        if (i >= count) {
-          fill(0, size, zero + i * size), fill(0, size, scale + i * size);
-          fill(0, size, offset + i * size);
-          continue;
-        }
-        load_row(o.scale, n0 + i, scale + i * size);
-        if (p.affine == Affine::kZero) load_row(o.shift, n0 + i, zero + i * size);
-        if (p.affine == Affine::kOffset) load_row(o.shift, n0 + i, offset + i * size);
-      }
+      params.load(n0, count);
       for (Index m0 = 0; m0 < p.M; m0 += kTileRows)
-        for (Index i = 0; i < padded; i += kStrip) {
-          for (Index r = 0; r < kStrip; ++r) {
-            const uint8_t* row =
-                o.packed + stack * o.packed_stack_stride + min_of(n0 + i + r, p.N - 1) * bytes;
-            strip.body[r] = row + first_block * B::kBytes;
-            strip.tail[r] = tail[r];
-            if (strip.body_blocks == strip.blocks) continue;
-            const Index done = (first_block + strip.body_blocks) * B::kBytes;
-            __builtin_memset(tail[r], 0, B::kTail);
-            if (done < bytes) __builtin_memcpy(tail[r], row + done, bytes - done);
-          }
-          strip.zero = zero + i * size, strip.scale = scale + i * size;
-          strip.offset = offset + i * size;
-          const float* x = arranged + (n0 + i) * p.M + m0 * kStrip;
-          const Index rows = min_of(kTileRows, p.M - m0);
-          float* to = sums + m0 * tile.codes;
-          if (whole)
-            add_products<kBits, true>(strip, x, rows, to, tile.codes);
-          else
-            add_products<kBits, false>(strip, x, rows, to, tile.codes);
+        for (Index i = 0; i < count; i += kStrip) {
+          for (int r = 0; r < kStrip; ++r) point_at_row(r, n0 + i + r);
+          strip.zero = params.zero + i * params.size, strip.scale = params.scale + i * params.size;
+          strip.offset = params.offset + i * params.size;
+          add(strip, arranged + (n0 + i) * p.M + m0 * kStrip, min_of(kTileRows, p.M - m0),
+              sums + m0 * tile.codes, tile.codes);
         }
     }
   }
