@@ -27,14 +27,15 @@ class KernelParam(NamedTuple):
         return "-".join(filter(None, (self.backend, self.level, f"int{self.bits}", self.x)))
 
 
-def _kernel_params() -> list:
+def _kernel_params(transposed: bool) -> list:
     rows = [("xla", "", 3, "float32"), ("xla", "", 4, "bfloat16"), ("xla", "", 8, "float16")]
     for name, backend in backends.items():
         # The CPU's table is of one level, the best; tests go through those that the processor has besides.
         levels = (
             importlib.import_module("jaxgemv._cpu").levels() if name == "cpu" and backend.kernels else [""]
         )
-        rows += [(name, level, kernel.bits, kernel.x) for kernel in backend.kernels for level in levels]
+        kernels = [kernel for kernel in backend.kernels if kernel.transposed == transposed]
+        rows += [(name, level, kernel.bits, kernel.x) for kernel in kernels for level in levels]
     params = [KernelParam(*row) for row in dict.fromkeys(rows)]
     return [pytest.param(p, id=str(p), marks=[pytest.mark.cuda] * (p.backend == "cuda")) for p in params]
 
@@ -75,8 +76,14 @@ def backend(request):
         yield request.param
 
 
-@pytest.fixture(params=_kernel_params())
+@pytest.fixture(params=_kernel_params(transposed=False))
 def kernel(request):
+    with _on(request.param.backend, request.param.level):
+        yield request.param
+
+
+@pytest.fixture(params=_kernel_params(transposed=True))
+def transposed_kernel(request):
     with _on(request.param.backend, request.param.level):
         yield request.param
 

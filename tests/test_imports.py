@@ -18,6 +18,7 @@ LEVELS = (
     {"_format"},
     {"_quantize", "_reference"},
     {"_primitive"},
+    {"_partition"},
     {"_sharding"},
     {"_ops"},
     {"_config", "reference"},

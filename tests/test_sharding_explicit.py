@@ -257,7 +257,8 @@ def test_export(mesh, rng):
 )
 def test_beside_auto_axes(w_spec, rng):
     """What the compiler places and what types place, in one mesh, of which jax.set_mesh has to tell."""
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Explicit))
+    kinds = (AxisType.Auto, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds, devices=jax.devices("cpu")[:8])
     p = make(rng, 4, "float32", CASE, exact=True)
     x, w = put(p.x, mesh), put_weight(p.tensor, mesh, *w_spec)
     f = jax.jit(partial(gemv, implementation="cpu"))

@@ -8,6 +8,8 @@
 namespace jaxgemv {
 namespace {
 
+inline Index min_of(Index a, Index b) { return a < b ? a : b; }
+
 inline float f32_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t bits_of_f32(float value) { return __builtin_bit_cast(uint32_t, value); }
 

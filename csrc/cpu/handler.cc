@@ -1,4 +1,4 @@
-// The FFI handler: divides the rows of the weights among XLA's threads.
+// The FFI handlers: divide the weights among XLA's threads.
 
 #include "handler.h"
 
@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "../call.h"
@@ -45,11 +46,12 @@ constexpr Index kTasksPerThread = 8;
 
 // Narrower vectors have smaller blocks. A group that is not whole blocks at the current level may
 // be at a lower one, which is then faster: AVX2 for groups of 16, say.
-const Kernel& kernel_for(const Problem& problem) {
+template <typename Kernels>
+const auto& kernel_for(const Problem& problem, Kernels Level::* kernels) {
   const auto& levels = supported_levels();
   const auto current = std::find(levels.begin(), levels.end(), current_level());
-  const auto kernel_of = [&](const Level* level) -> const Kernel& {
-    return level->kernels[problem.bits - 1];
+  const auto kernel_of = [&](const Level* level) -> const auto& {
+    return (level->*kernels)[problem.bits - 1];
   };
   const auto whole = std::find_if(current, levels.end(), [&](const Level* level) {
     return kernel_of(level).is_whole(problem);
@@ -63,25 +65,94 @@ struct alignas(64) Line {
 };
 using Lines = std::vector<Line>;
 
-// One call, shared by the threads that work on it. A thread may come when all is done, and the
-// call's buffers gone; it finds no task and touches nothing.
-struct Job {
-  Job(const Call& call, Index threads)
-      : problem(call.problem), operands(call.operands), kernel(kernel_for(problem)) {
+// The product, rows of the weight by rows.
+struct Product {
+  Product(const Call& call, Index threads)
+      : problem(call.problem),
+        operands(call.operands),
+        kernel(kernel_for(problem, &Level::kernels)) {
     const Index bytes = std::max<Index>(1, row_bytes(problem.K, problem.bits) * problem.M);
     const Index rows = std::max(kTaskBytes / bytes, problem.N / (threads * kTasksPerThread));
     task_rows = std::max<Index>(1, ceil_div(rows, kStrip)) * kStrip;
     tasks_per_slice = ceil_div(problem.N, task_rows);
     tasks = tasks_per_slice * problem.batch;
-    workers = std::min(threads, tasks);
-    done = ffi::CountDownPromise(tasks);
+  }
 
-    arranged_lines = ceil_div(kernel.arranged_size(problem), Line::kValues);
+  Index scratch_size() const { return kernel.scratch_size(problem); }
+
+  void run(Index task, const float* arranged, void* scratch) {
+    const Index slice = task / tasks_per_slice, begin = task % tasks_per_slice * task_rows;
+    const Index end = std::min(begin + task_rows, problem.N);
+    kernel.run(problem, operands, slice, arranged, begin, end, scratch);
+  }
+
+  const Problem problem;
+  const Operands operands;
+  const Kernel& kernel;
+  Index task_rows, tasks_per_slice, tasks;
+};
+
+// The transposed product, by tiles. How they are cut depends on shapes alone, and so does the order
+// in which their sums are added up, by whoever finishes the last tile of some codes.
+struct TransposedProduct {
+  // Sums of a tile for a row of x, and tiles for as many threads as gain by them.
+  static constexpr Index kMinCodes = 256, kMaxCodes = 1024, kSums = 4096, kTiles = 64;
+
+  TransposedProduct(const Call& call, Index)
+      : problem(call.problem),
+        operands(call.operands),
+        kernel(kernel_for(problem, &Level::transposed)) {
+    const Index most = std::clamp(kSums / problem.M, kMinCodes, kMaxCodes);
+    codes = ceil_div(std::min(most, problem.K), kTileUnit) * kTileUnit;
+    columns = ceil_div(problem.K, codes);
+    // Few parts where their sums would take more memory than they are worth.
+    const Index bytes = codes * problem.bits / 8 * problem.M;
+    const Index rows = std::max({kTaskBytes / bytes, ceil_div(problem.N * columns, kTiles),
+                                 problem.N * problem.M / 256, Index{1}});
+    part_rows = ceil_div(rows, kStrip) * kStrip;
+    parts = ceil_div(problem.N, part_rows);
+    tasks = columns * parts * problem.batch;
+    done_parts = std::vector<std::atomic<Index>>(columns * problem.batch);
+    sums = std::make_unique_for_overwrite<Line[]>(tasks * tile_sums() / Line::kValues);
+  }
+
+  Index scratch_size() const { return kernel.scratch_size(problem, codes); }
+  Index tile_sums() const { return problem.M * codes; }
+
+  // Neighbouring tasks are neighbours in memory.
+  void run(Index task, const float* arranged, void* scratch) {
+    const Index column = task % columns, part = task / columns % parts;
+    const Index slice = task / (columns * parts), place = slice * columns + column;
+    const Index n0 = part * part_rows;
+    const Tile tile = {n0, std::min(n0 + part_rows, problem.N), column * codes, codes};
+    float* first = reinterpret_cast<float*>(sums.get()) + place * parts * tile_sums();
+    kernel.run(problem, operands, slice, arranged, tile, first + part * tile_sums(), scratch);
+    if (done_parts[place].fetch_add(1) + 1 == parts)
+      kernel.finish(problem, operands, slice, tile, first, parts);
+  }
+
+  const Problem problem;
+  const Operands operands;
+  const TransposedKernel& kernel;
+  Index codes, columns, part_rows, parts, tasks;
+  std::vector<std::atomic<Index>> done_parts;
+  std::unique_ptr<Line[]> sums;  // [slice][column][part][m][code]
+};
+
+// One call, shared by the threads that work on it. A thread may come when all is done, and the
+// call's buffers gone; it finds no task and touches nothing.
+template <typename Work>
+struct Job {
+  Job(const Call& call, Index threads) : product(call, threads) {
+    workers = std::min(threads, product.tasks);
+    done = ffi::CountDownPromise(product.tasks);
+    const Problem& problem = product.problem;
+    arranged_lines = ceil_div(product.kernel.arranged_size(problem), Line::kValues);
     arranged.resize(arranged_lines * problem.batch);
     for (Index slice = 0; slice < problem.batch; ++slice)
-      kernel.arrange(problem, operands, slice, arranged_of(slice));
+      product.kernel.arrange(problem, product.operands, slice, arranged_of(slice));
     for (Index i = 0; i < workers; ++i)
-      scratch.emplace_back(ceil_div(kernel.scratch_size(problem), Line::kValues));
+      scratch.emplace_back(ceil_div(product.scratch_size(), Line::kValues));
   }
 
   float* arranged_of(Index slice) {
@@ -89,19 +160,15 @@ struct Job {
   }
 
   void work(Index worker) {
+    const Index per_slice = product.tasks / product.problem.batch;
     Index finished = 0;
-    for (Index task; (task = next.fetch_add(1)) < tasks; ++finished) {
-      const Index slice = task / tasks_per_slice, begin = task % tasks_per_slice * task_rows;
-      const Index end = std::min(begin + task_rows, problem.N);
-      kernel.run(problem, operands, slice, arranged_of(slice), begin, end, scratch[worker].data());
-    }
+    for (Index task; (task = next.fetch_add(1)) < product.tasks; ++finished)
+      product.run(task, arranged_of(task / per_slice), scratch[worker].data());
     if (finished > 0) done.CountDown(finished);
   }
 
-  const Problem problem;
-  const Operands operands;
-  const Kernel& kernel;
-  Index task_rows, tasks_per_slice, tasks, workers;
+  Work product;
+  Index workers;
   Index arranged_lines;  // of a slice of x
   Lines arranged;
   std::vector<Lines> scratch;  // one for each worker
@@ -118,17 +185,19 @@ ffi::Future finished(const ffi::Error& error) {
   return ffi::Future(promise);
 }
 
+template <typename Work>
 ffi::Future gemv(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale, ffi::AnyBuffer zero,
                  ffi::AnyBuffer offset, ffi::AnyBuffer bias, ffi::AnyBuffer index,
                  ffi::Result<ffi::AnyBuffer> y, int64_t bits, int64_t group, ffi::ThreadPool pool) {
+  constexpr bool kTransposed = std::is_same_v<Work, TransposedProduct>;
   const ffi::ErrorOr<Call> call =
-      Call::from(x, packed, scale, zero, offset, bias, index, *y, bits, group);
+      Call::from(x, packed, scale, zero, offset, bias, index, *y, bits, group, kTransposed);
   if (!call.has_value()) return finished(call.error());
   if (y->element_count() == 0) return finished(ffi::Error::Success());
 
-  std::shared_ptr<Job> job;
+  std::shared_ptr<Job<Work>> job;
   try {
-    job = std::make_shared<Job>(*call, std::max<Index>(1, pool.num_threads()));
+    job = std::make_shared<Job<Work>>(*call, std::max<Index>(1, pool.num_threads()));
   } catch (const std::bad_alloc&) {
     return finished(ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory for x"));
   }
@@ -145,5 +214,7 @@ const int kFfiApiMinor = XLA_FFI_API_MINOR;
 
 }  // namespace jaxgemv
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_gemv_v1, jaxgemv::gemv,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_gemv_v1, jaxgemv::gemv<jaxgemv::Product>,
+                              jaxgemv::bind_call().Ctx<xla::ffi::ThreadPool>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_gemv_transposed_v1, jaxgemv::gemv<jaxgemv::TransposedProduct>,
                               jaxgemv::bind_call().Ctx<xla::ffi::ThreadPool>());

@@ -5,10 +5,11 @@ struct XLA_FFI_Error;
 struct XLA_FFI_CallFrame;
 
 extern "C" XLA_FFI_Error* jaxgemv_gemv_v1(XLA_FFI_CallFrame* call_frame);
+extern "C" XLA_FFI_Error* jaxgemv_gemv_transposed_v1(XLA_FFI_CallFrame* call_frame);
 
 namespace jaxgemv {
 
-// The version of XLA's FFI that the handler is built for.
+// The version of XLA's FFI that the handlers are built for.
 extern const int kFfiApiMinor;
 
 }  // namespace jaxgemv

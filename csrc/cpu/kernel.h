@@ -11,12 +11,11 @@
 
 #include "convert.h"
 #include "level.h"
+#include "transposed.h"
 #include "weights.h"
 
 namespace jaxgemv {
 namespace {
-
-inline Index min_of(Index a, Index b) { return a < b ? a : b; }
 
 // kStrip rows of weights, ready to be multiplied.
 struct Strip {
@@ -235,7 +234,10 @@ struct Gemv {
 constexpr Level make_level(const char* name) {
   return {name,
           {Gemv<1>::kKernel, Gemv<2>::kKernel, Gemv<3>::kKernel, Gemv<4>::kKernel, Gemv<5>::kKernel,
-           Gemv<6>::kKernel, Gemv<7>::kKernel, Gemv<8>::kKernel}};
+           Gemv<6>::kKernel, Gemv<7>::kKernel, Gemv<8>::kKernel},
+          {Transposed<1>::kKernel, Transposed<2>::kKernel, Transposed<3>::kKernel,
+           Transposed<4>::kKernel, Transposed<5>::kKernel, Transposed<6>::kKernel,
+           Transposed<7>::kKernel, Transposed<8>::kKernel}};
 }
 
 }  // namespace

@@ -22,15 +22,41 @@ struct Kernel {
               Index end, void* scratch);
 };
 
+// Rows [n0, n1) and codes [k0, k0 + codes) of the weight, of which the last may lie beyond K. k0
+// and codes are multiples of kTileUnit, n0 of kStrip.
+struct Tile {
+  Index n0, n1, k0, codes;
+};
+
+// The same for the transposed product.
+struct TransposedKernel {
+  bool (*is_whole)(const Problem&);
+  Index (*arranged_size)(const Problem&);
+  void (*arrange)(const Problem&, const Operands&, Index slice, float* arranged);
+
+  // sums[m][code], in an order of the kernel's own: what the tile adds to y[slice].
+  Index (*scratch_size)(const Problem&, Index codes);
+  void (*run)(const Problem&, const Operands&, Index slice, const float* arranged, const Tile&,
+              float* sums, void* scratch);
+
+  // Writes y[slice, :, k0:k0 + codes]. sums: of `parts` tiles with these codes, one after another.
+  void (*finish)(const Problem&, const Operands&, Index slice, const Tile&, const float* sums,
+                 Index parts);
+};
+
 struct Level {
   const char* name;
   Kernel kernels[8];  // of widths 1..8
+  TransposedKernel transposed[8];
 };
 
 extern const Level kAvx512, kAvx2, kPortable;
 
 // Rows of weights that a kernel takes at a time; work is divided in multiples of this.
 constexpr int kStrip = 4;
+// Tiles of a transposed product are multiples of this many codes, and so many rows of x share one
+// decoding of them: their sums fit into the nearest cache.
+constexpr int kTileUnit = 128, kTileRows = 16;
 // Rows of x that share one decoding of the weights.
 constexpr int kRowTiles[] = {1, 2, 4};
 

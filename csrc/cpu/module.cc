@@ -16,16 +16,20 @@ namespace nb = nanobind;
 nb::dict registrations() {
   nb::dict targets;
   targets["jaxgemv_gemv_v1"] = nb::capsule(reinterpret_cast<void*>(&jaxgemv_gemv_v1));
+  targets["jaxgemv_gemv_transposed_v1"] =
+      nb::capsule(reinterpret_cast<void*>(&jaxgemv_gemv_transposed_v1));
   return targets;
 }
 
-// Rows (name, bits, x dtype, rows of x) of what runs on this processor.
+// Rows (name, bits, x dtype, rows of x, transposed) of what runs on this processor.
 nb::list kernels() {
   nb::list rows;
   for (int bits = 1; bits <= 8; ++bits)
-    for (Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+    for (Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32}) {
       for (int tile : kRowTiles)
-        rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), tile));
+        rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), tile, false));
+      rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), kTileRows, true));
+    }
   return rows;
 }
 
@@ -49,7 +53,8 @@ void set_level(const std::string& name) {
 NB_MODULE(_cpu, m) {
   m.attr("FFI_API_MINOR") = kFfiApiMinor;
   m.def("registrations", &registrations, "Target name -> capsule of its handler.");
-  m.def("kernels", &kernels, "Rows (name, bits, dtype of x, rows of x that share a read).");
+  m.def("kernels", &kernels,
+        "Rows (name, bits, dtype of x, rows of x that share a read, transposed).");
   m.def("levels", &levels, "Instruction-set levels that this processor supports, best first.");
   m.def("set_level", &set_level, nb::arg("name"), "Use another level than the best: for tests.");
   m.def(

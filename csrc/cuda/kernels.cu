@@ -6,6 +6,8 @@
 #include "mma.cuh"
 #include "simt.cuh"
 #include "stream_launch.cuh"
+#include "transposed_launch.cuh"
+#include "transposed_simt.cuh"
 #include "wgmma_launch.cuh"
 
 namespace jaxgemv::cuda {
@@ -27,8 +29,18 @@ using Table =
     decltype(std::tuple_cat(FastRows<__half>{}, FastRows<__nv_bfloat16>{}, SimtRows<__half>{},
                             SimtRows<__nv_bfloat16>{}, SimtRows<float>{}));
 
+template <typename X>
+using TransposedRows = std::tuple<Transposed<2, X>, Transposed<4, X>, Transposed<8, X>,  //
+                                  TransposedSimt<1, X>, TransposedSimt<2, X>, TransposedSimt<3, X>,
+                                  TransposedSimt<4, X>, TransposedSimt<5, X>, TransposedSimt<6, X>,
+                                  TransposedSimt<7, X>, TransposedSimt<8, X>>;
+
+using TransposedTable = decltype(std::tuple_cat(
+    TransposedRows<__half>{}, TransposedRows<__nv_bfloat16>{}, TransposedRows<float>{}));
+
 constexpr auto kTable =
-    std::apply([](auto... kernels) { return std::array{decltype(kernels)::kInfo...}; }, Table{});
+    std::apply([](auto... kernels) { return std::array{decltype(kernels)::kInfo...}; },
+               decltype(std::tuple_cat(Table{}, TransposedTable{})){});
 
 }  // namespace
 
@@ -43,11 +55,13 @@ cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_
     Operands slices = operands.from_slice(problem, first);
     // Kernels may read shift before they look at affine.
     if (problem.affine == Affine::kMid) slices.shift = slices.scale;
-    select<Table>(part, slices, [&]<typename Kernel>(Kernel) {
+    const auto run = [&]<typename Kernel>(Kernel) {
       if (!only.empty() && Kernel::kInfo.name != only) return false;
       status = Kernel::run(part, slices, stream);
       return true;
-    });
+    };
+    problem.transposed ? select<TransposedTable>(part, slices, run)
+                       : select<Table>(part, slices, run);
     if (status != cudaSuccess) break;
   }
   return status;

@@ -14,6 +14,7 @@ NB_MODULE(_cuda, m) {
       [] {
         nb::dict targets;
         targets["jaxgemv_gemv_v1"] = nb::capsule(jaxgemv::cuda::gemv_handler());
+        targets["jaxgemv_gemv_transposed_v1"] = nb::capsule(jaxgemv::cuda::transposed_handler());
         return targets;
       },
       "FFI target name -> capsule of its handler.");
@@ -22,10 +23,10 @@ NB_MODULE(_cuda, m) {
       [] {
         nb::list rows;
         for (const jaxgemv::KernelInfo& kernel : jaxgemv::cuda::kernels())
-          rows.append(
-              nb::make_tuple(kernel.name, kernel.bits, jaxgemv::name_of(kernel.x), kernel.rows));
+          rows.append(nb::make_tuple(kernel.name, kernel.bits, jaxgemv::name_of(kernel.x),
+                                     kernel.rows, kernel.transposed));
         return rows;
       },
       "The kernel table, fastest first: (name, bits, dtype of x, rows of x per read of the "
-      "weights).");
+      "weights, transposed).");
 }

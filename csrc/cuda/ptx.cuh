@@ -124,14 +124,28 @@ __device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1,
 
 using Kernel = void (*)(Problem, Operands);
 
-// A grid of tiles x batch CTAs.
+// A launch in clusters of `ranks` CTAs, which are neighbours in x.
+inline cudaLaunchConfig_t make_config(dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
+                                      cudaLaunchAttribute& cluster, int ranks) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+  config.attrs = &cluster, config.numAttrs = 1;
+  return config;
+}
+
+// A grid of tiles x batch CTAs; with ranks > 1, which Hopper and later allow, in clusters.
 inline cudaError_t launch_kernel(Kernel kernel, Index tiles, Index batch, int threads,
                                  const Problem& problem, const Operands& operands,
-                                 cudaStream_t stream) {
+                                 cudaStream_t stream, int ranks = 1) {
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(batch));
-  kernel<<<grid, threads, 0, stream>>>(problem, operands);
-  return cudaGetLastError();
+  cudaLaunchAttribute cluster{};
+  auto config = make_config(grid, threads, 0, stream, cluster, ranks);
+  config.numAttrs = ranks > 1;
+  return cudaLaunchKernelEx(&config, kernel, problem, operands);
 }
 
 }  // namespace jaxgemv::cuda

@@ -10,17 +10,6 @@ namespace jaxgemv::cuda {
 
 namespace wgmma {
 
-inline cudaLaunchConfig_t make_config(dim3 grid, int shared_bytes, cudaStream_t stream,
-                                      cudaLaunchAttribute& cluster, int threads, int ranks) {
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &cluster, config.numAttrs = 1;
-  return config;
-}
-
 // Clusters of each size that the device runs at once: SMs come in groups of different sizes, so
 // there are fewer large ones than one would think. All zero if the kernel was not built for sm_90a.
 template <int kBits, typename X, int kM, bool kPerRow>
@@ -35,7 +24,7 @@ const std::array<int, kMaxRanks + 1>& resident_clusters() {
     for (int ranks = 1; built && ranks <= kMaxRanks; ++ranks) {
       cudaLaunchAttribute cluster{};
       const auto config =
-          make_config(dim3(ranks), kBytes, nullptr, cluster, Plan<kM>::kThreads, ranks);
+          make_config(dim3(ranks), Plan<kM>::kThreads, kBytes, nullptr, cluster, ranks);
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       cudaOccupancyMaxActiveClusters(&result[ranks], kernel, &config);
     }
@@ -116,7 +105,7 @@ struct Wgmma {
     cudaLaunchAttribute cluster{};
     const dim3 grid(static_cast<unsigned>(tiles * ranks), static_cast<unsigned>(problem.batch));
     const auto config =
-        wgmma::make_config(grid, kBytes, stream, cluster, wgmma::Plan<kM>::kThreads, ranks);
+        make_config(grid, wgmma::Plan<kM>::kThreads, kBytes, stream, cluster, ranks);
     return cudaLaunchKernelEx(&config, kernel, problem, operands, wide);
   }
 };

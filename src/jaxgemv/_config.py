@@ -8,15 +8,15 @@ import jax
 import jax.export
 import numpy as np
 
-from jaxgemv._ffi import TARGET, backends, jaxlib_version
+from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends, jaxlib_version
 
 try:
     __version__ = importlib.metadata.version("jaxgemv")
 except importlib.metadata.PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+source"
 
-# What to pass as `disabled_checks` to jax.export.export: our custom call keeps its meaning for ever.
-EXPORT_CHECKS = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
+# What to pass as `disabled_checks` to jax.export.export: our custom calls keep their meaning for ever.
+EXPORT_CHECKS = tuple(map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, TRANSPOSED_TARGET)))
 
 
 def show_config() -> None:
@@ -30,7 +30,8 @@ def show_config() -> None:
             continue
         dtypes = defaultdict(list)
         for kernel in backend.kernels:
-            dtypes[kernel.x].append(f"{kernel.name} (int{kernel.bits})")
+            transposed = ", transposed" * kernel.transposed
+            dtypes[kernel.x].append(f"{kernel.name} (int{kernel.bits}{transposed})")
         print(f"{name}:")
         for dtype, names in dtypes.items():
             print(f"  x {dtype}: {', '.join(sorted(set(names)))}")

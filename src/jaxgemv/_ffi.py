@@ -17,6 +17,7 @@ import jaxlib
 
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
+TRANSPOSED_TARGET = "jaxgemv_gemv_transposed_v1"
 
 jaxlib_version = importlib.metadata.version("jaxlib")
 
@@ -25,12 +26,13 @@ _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}
 
 
 class Kernel(NamedTuple):
-    """One compiled kernel: `rows` rows of x share one read of the weights."""
+    """One compiled kernel: `rows` rows of x share one read of the weights; `transposed` are for x @ w."""
 
     name: str
     bits: int
     x: str
     rows: int
+    transposed: bool = False
 
 
 class Backend(NamedTuple):
@@ -39,12 +41,13 @@ class Backend(NamedTuple):
     kernels: tuple[Kernel, ...]
     missing: str | None = None
 
-    def supports(self, bits: int, x_dtype) -> bool:
-        return self.rows_of(bits, x_dtype) > 0
+    def supports(self, bits: int, x_dtype, transposed: bool = False) -> bool:
+        return self.rows_of(bits, x_dtype, transposed) > 0
 
-    def rows_of(self, bits: int, x_dtype) -> int:
+    def rows_of(self, bits: int, x_dtype, transposed: bool = False) -> int:
         """The most rows of x that share one read of the weights."""
-        return max((k.rows for k in self.kernels if k.bits == bits and k.x == str(x_dtype)), default=0)
+        kind = bits, str(x_dtype), transposed
+        return max((k.rows for k in self.kernels if (k.bits, k.x, k.transposed) == kind), default=0)
 
 
 def _runtime_ffi_minor() -> int:

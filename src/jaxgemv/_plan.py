@@ -16,12 +16,16 @@ Dims = tuple[Axes, ...]
 
 
 class Plan(NamedTuple):
-    """How to cut the operands and the result, and what the parts of K and of a stack are like."""
+    """How to cut the operands and the result, and what the parts of the weight are like.
+
+    summed: what cuts the dimension that the product sums over, K or, transposed, N. k: gemv_p's, of a part.
+    """
 
     operands: dict[str, Dims]
     result: Dims
-    k: Axes
+    summed: Axes
     group: int | None
+    k: int | None
     stack: Axes
     entries: int  # of the whole stack
     part: int  # of them on one device
@@ -35,6 +39,7 @@ def plan(
     op: str,
     bits: int,
     group: int | None,
+    k: int | None,
 ) -> Plan:
     """How to cut operands that come cut as in `held` over a mesh of these sizes.
 
@@ -47,7 +52,7 @@ def plan(
     stacked = "index" in shapes
     matrix = "packed" if "packed" in shapes else "w"
     *stack, n = map(even, held[matrix][:-1], shapes[matrix][:-1])
-    k = held[matrix][-1]
+    words = held[matrix][-1]
     # Parameters with one group for the whole row go with every part of it.
     grouped = any(
         len(shapes[name]) == stacked + 2 and shapes[name][-1] > 1
@@ -55,21 +60,24 @@ def plan(
         if name in shapes
     )
     group = group if grouped else None
-    _check_parts(shapes["x"][-1], prod(sizes[a] for a in k), op, bits, group)
+    parts = prod(sizes[a] for a in words)
+    _check_parts(k or shapes["x"][-1], parts, op, bits, group)
 
-    taken = {a for axes in (*stack, n, k) for a in axes}
+    summed, kept = (words, n) if k is None else (n, words)
+    taken = {a for axes in (*stack, n, words) for a in axes}
     lead = tuple(
         even(axes, dim) if taken.isdisjoint(axes) else () for axes, dim in zip(held["x"][:-1], shapes["x"])
     )
-    cuts = {"x": (*lead, k), "index": lead[: len(shapes.get("index", ()))], "codebook": (*stack, ())}
+    cuts = {"x": (*lead, summed), "index": lead[: len(shapes.get("index", ()))], "codebook": (*stack, ())}
     operands = {}
     for name, shape in shapes.items():
-        cut = cuts.get(name, (*stack, n, k))
+        cut = cuts.get(name, (*stack, n, words))
         # An array may have fewer dimensions than the weight, and one entry for all.
         operands[name] = tuple(axes if dim > 1 else () for axes, dim in zip(cut, shape))
     entries = max(shape[0] for name, shape in shapes.items() if name not in ("x", "index")) if stacked else 1
     over = stack[0] if stacked else ()
-    return Plan(operands, (*lead, n), k, group, over, entries, entries // prod(sizes[a] for a in over))
+    part = entries // prod(sizes[a] for a in over)
+    return Plan(operands, (*lead, kept), summed, group, k and k // parts, over, entries, part)
 
 
 def _check_parts(k: int, parts: int, op: str, bits: int, group: int | None) -> None:
@@ -116,11 +124,17 @@ def held_by(sharding, shape: tuple[int, ...], mesh: Mesh) -> Dims | None:
     return dims if NamedSharding(mesh, spec_of(dims)).is_equivalent_to(sharding, len(shape)) else None
 
 
-def propagation_rule(shapes: Mapping[str, tuple[int, ...]]) -> SdyShardingRule:
+def propagation_rule(shapes: Mapping[str, tuple[int, ...]], transposed: bool) -> SdyShardingRule:
     """Which dimensions are cut alike, for the propagation of shardings."""
+    summed, kept = ("n", "k") if transposed else ("k", "n")
     stacked = ("s",) if "index" in shapes else ()
     lead = tuple(f"l{i}" for i in range(len(shapes["x"]) - 1))
-    dims = {"x": (*lead, "k"), "index": lead, "packed": (*stacked, "n", "k"), "codebook": (*stacked, "codes")}
+    dims = {
+        "x": (*lead, summed),
+        "index": lead,
+        "packed": (*stacked, "n", "k"),
+        "codebook": (*stacked, "codes"),
+    }
     factors = {
         # A dimension of size 1 is cut like no other.
         name: tuple(
@@ -129,9 +143,9 @@ def propagation_rule(shapes: Mapping[str, tuple[int, ...]]) -> SdyShardingRule:
         )
         for name, shape in shapes.items()
     }
-    summed = {"k", "s"} & {factor for of in factors.values() for factor in of}
+    sums = {summed, "s"} & {factor for of in factors.values() for factor in of}
     return SdyShardingRule(
         tuple(ArrayMapping(*of) for of in factors.values()),
-        (ArrayMapping(*lead, "n"),),
-        reduction_factors=tuple(sorted(summed)),
+        (ArrayMapping(*lead, kept),),
+        reduction_factors=tuple(sorted(sums)),
     )

@@ -4,6 +4,9 @@ Operands are named: `bind(*arrays, names=("x", "packed", "scale", ...), ...)` ca
 x is (*P, *L, K). Without "index", P is empty, the weight is one matrix, (N, words), and its parameters are (),
 (N,) or (N, G). With "index", int32 (*P), each array of the weight has a leading stack dimension, S or 1, and
 slice p of x meets entry index[p]. That one extra operand serves layers, experts, and vmap over weights.
+
+With k=None the product is that with the weight's rows, (*P, *L, N). With k=K it is the transposed one: x is
+(*P, *L, N), there is no bias, and the result (*P, *L, K). Each is the other's transpose.
 """
 
 from functools import partial
@@ -16,12 +19,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
 from jaxgemv import _experts, _reference
-from jaxgemv._ffi import TARGET, backends
+from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends
 
 # Above this many rows for one matrix, dequantising once and a matmul of XLA's take over.
 MAX_ROWS = 64
 
-_STATIC = ("names", "op", "bits", "group", "out_dtype", "implementation")
+_STATIC = ("names", "op", "bits", "group", "k", "out_dtype", "implementation")
 
 gemv_p = Primitive("jaxgemv_gemv")
 # Outside jit: one jitted function for all calls, so that only a new shape compiles.
@@ -29,13 +32,14 @@ gemv_p.def_impl(jax.jit(lambda *args, **params: gemv_p.bind(*args, **params), st
 
 
 @gemv_p.def_abstract_eval
-def _abstract_eval(*avals, names, out_dtype, **_):
+def _abstract_eval(*avals, names, k, out_dtype, **_):
     named = dict(zip(names, avals, strict=True))
     x, packed = named["x"], named["packed"]
-    return x.update(shape=(*x.shape[:-1], packed.shape[-2]), dtype=out_dtype, weak_type=False)
+    width = packed.shape[-2] if k is None else k
+    return x.update(shape=(*x.shape[:-1], width), dtype=out_dtype, weak_type=False)
 
 
-def why_no_kernel(platform: str, named: dict, bits: int) -> str | None:
+def why_no_kernel(platform: str, named: dict, bits: int, k: int | None = None) -> str | None:
     """Why the platform's compiled kernels cannot run these operands; None when they can."""
     backend = backends[platform]
     x = named["x"]
@@ -43,8 +47,9 @@ def why_no_kernel(platform: str, named: dict, bits: int) -> str | None:
         return f"the {platform} backend is {backend.missing}"
     if "codebook" in named:
         return f"the {platform} backend has no codebook kernel"
-    if "scale" not in named or not backend.supports(bits, x.dtype):
-        return f"the {platform} backend has no kernel for bits = {bits} and x of dtype {x.dtype}"
+    if "scale" not in named or not backend.supports(bits, x.dtype, transposed=k is not None):
+        kernel = "kernel" if k is None else "transposed kernel, as gradients need it,"
+        return f"the {platform} backend has no {kernel} for bits = {bits} and x of dtype {x.dtype}"
     return None
 
 
@@ -54,42 +59,41 @@ def _rows(named: dict) -> int:
     return prod(named["x"].shape[prefix:-1])
 
 
-def _reference_call(*args, names, op, bits, group, out_dtype, implementation):
+def _reference_call(*args, names, op, implementation, **params):
     del op, implementation
-    return _reference.product(
-        **dict(zip(names, args, strict=True)), bits=bits, group=group, out_dtype=out_dtype
-    )
+    return _reference.product(**dict(zip(names, args, strict=True)), **params)
 
 
-def _kernel_call(*args, names, platform, op, bits, group, out_dtype, implementation):
-    """The FFI call: x as (B, M, K), the weight's arrays stacked, absent ones empty."""
+def _kernel_call(*args, names, platform, op, bits, group, k, out_dtype, implementation):
+    """The FFI call: x as (B, M, its width), the weight's arrays stacked, absent ones empty."""
     del op, implementation
     named = dict(zip(names, args, strict=True))
     x, index = named.pop("x"), named.pop("index", None)
     prefix = 0 if index is None else index.ndim
     batch, rows = prod(x.shape[:prefix]), prod(x.shape[prefix:-1])
-    n, k = named["packed"].shape[-2], x.shape[-1]
+    target, width = (TARGET, named["packed"].shape[-2]) if k is None else (TRANSPOSED_TARGET, k)
     if index is None:
         named = {name: a[None] for name, a in named.items()}
     absent = jnp.zeros((0,), jnp.float32)
     weight = [named.get(name, absent) for name in ("packed", "scale", "zero", "offset", "bias")]
+    attributes = {"bits": np.int64(bits), "group": np.int64(group or k or x.shape[-1])}
 
     def call(x, index):
-        y = jax.ShapeDtypeStruct((*x.shape[:-1], n), out_dtype)
-        return jax.ffi.ffi_call(TARGET, y)(x, *weight, index, bits=np.int64(bits), group=np.int64(group or k))
+        y = jax.ShapeDtypeStruct((*x.shape[:-1], width), out_dtype)
+        return jax.ffi.ffi_call(target, y)(x, *weight, index, **attributes)
 
-    slices = x.reshape(batch, rows, k)
+    slices = x.reshape(batch, rows, x.shape[-1])
     if index is None:
         y = call(slices, absent)
     else:
         stack = max(a.shape[0] for a in named.values())
         nbytes = prod(named["packed"].shape[1:]) * named["packed"].dtype.itemsize
-        share = min(MAX_ROWS, backends[platform].rows_of(bits, x.dtype))
+        share = min(MAX_ROWS, backends[platform].rows_of(bits, x.dtype, k is not None))
         size = _experts.tile_size(batch, rows, stack, nbytes=nbytes, share=share, platform=platform)
         if size > 1:
             call = partial(_experts.in_tiles, call, stack=stack, size=size)
         y = call(slices, index.reshape(batch))
-    return y.reshape(*x.shape[:-1], n)
+    return y.reshape(*x.shape[:-1], width)
 
 
 def why_reference(avals, platform: str | None, obstacle: str | None = None, *, names, **params) -> str | None:
@@ -105,7 +109,7 @@ def why_reference(avals, platform: str | None, obstacle: str | None = None, *, n
     elif implementation not in (None, platform):
         reason = f"the program is lowered for {platform}"
     else:
-        reason = why_no_kernel(platform, dict(zip(names, avals, strict=True)), params["bits"])
+        reason = why_no_kernel(platform, dict(zip(names, avals, strict=True)), params["bits"], params["k"])
     if implementation in backends and reason:
         raise NotImplementedError(f"{params['op']}: implementation={implementation!r} cannot run: {reason}")
     return reason
@@ -186,14 +190,31 @@ ad.primitive_jvps[gemv_p] = _jvp
 
 
 def _transpose(ct, *args, names, **params):
-    """With respect to x, or to any one operand in which the product is linear."""
+    """With respect to x by the kernel, to any other operand in which the product is linear by the reference."""
     named = dict(zip(names, args, strict=True))
     unknown = {n: a.aval for n, a in named.items() if ad.is_undefined_primal(a)}
     if type(ct) is ad.Zero:
         return [ad.Zero(unknown[n]) if n in unknown else None for n in names]
-    linear = jax.linear_transpose(lambda u: _as_reference(named | u, params), unknown)
-    (cotangents,) = linear(ct)
+    cotangents = {}
+    if "x" in unknown:
+        x = unknown.pop("x")
+        cotangents["x"] = _transposed(ct, x, {n: a for n, a in named.items() if n != "bias"}, params)
+        named["x"] = jnp.zeros(x.shape, x.dtype)
+    if unknown:
+        linear = jax.linear_transpose(lambda u: _as_reference(named | u, params), unknown)
+        cotangents |= linear(ct)[0]
     return [cotangents.get(n) for n in names]
+
+
+def _transposed(ct, x, named: dict, params: dict):
+    """The cotangent of x, of an aval, in the product with `named`."""
+    k = x.shape[-1] if params["k"] is None else None
+    y = _bind(named | {"x": ct}, **params | {"k": k, "out_dtype": x.dtype})
+    if "index" not in named:
+        return y
+    # The NaN that an index out of range gives does not depend on x.
+    arrays = [a for n, a in named.items() if n not in ("x", "index")]
+    return _reference.select(_reference.in_range(named["index"], arrays), y, np.zeros((), y.dtype))
 
 
 ad.primitive_transposes[gemv_p] = _transpose

@@ -1,5 +1,7 @@
 """gemv in plain jax.numpy: the oracle of the tests, and what runs where there is no kernel."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +22,12 @@ def product(
     *,
     bits: int,
     group: int | None,
+    k: int | None = None,
     out_dtype,
 ) -> Array:
     """x (*P, *L, K) times the weight's rows: (*P, *L, N), from arrays that have been checked.
 
+    With `k` it is the transposed product, x (*P, *L, N) times the weight's columns: (*P, *L, k).
     Without `index`, P is empty and the weight is (N, K). With `index` of shape P, every array of the weight has
     a leading stack dimension, S or 1, and slice p of x meets entry index[p]; one out of range gives NaN.
     """
@@ -32,8 +36,8 @@ def product(
     if scale is None:
         y = _integer_product(x, packed, zero, bits=bits, group=group)
     else:
-        w = weights(packed, scale, zero, offset, codebook, bits=bits, group=group, k=x.shape[-1])
-        y = contract(x.astype(jnp.float32), w)
+        w = weights(packed, scale, zero, offset, codebook, bits=bits, group=group, k=k or x.shape[-1])
+        y = contract(x.astype(jnp.float32), w if k is None else w.swapaxes(-1, -2))
     return finish(y, bias, valid, out_dtype)
 
 
@@ -80,19 +84,32 @@ def finish(y: Array, bias: Array | None, valid: Array | None, out_dtype) -> Arra
         y = y + bias.reshape(*bias.shape[:-1], *middle, bias.shape[-1])
     if valid is not None:
         bad = np.asarray(np.nan if y.dtype == jnp.float32 else np.iinfo(np.int32).min, y.dtype)
-        y = jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, bad)
+        y = select(valid, y, bad)
     return y.astype(out_dtype)
+
+
+def select(valid: Array, y: Array, other) -> Array:
+    """The slices of y that are valid, and `other` in place of the rest."""
+    return jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, other)
 
 
 def _entries(index: Array | None, arrays: tuple) -> tuple[tuple, Array | None]:
     """Of each stacked array the entries that index picks, and where index was in range; without it, as they are."""
     if index is None:
         return arrays, None
-    stack = max(a.shape[0] for a in arrays if a is not None)
-    entry = jnp.clip(index, 0, stack - 1)
+    entry = jnp.clip(index, 0, _stack_of(arrays) - 1)
     # An array of one entry serves every index.
     picked = (a if a is None else a[jnp.zeros_like(entry) if a.shape[0] == 1 else entry] for a in arrays)
-    return tuple(picked), (index >= 0) & (index < stack)
+    return tuple(picked), in_range(index, arrays)
+
+
+def in_range(index: Array, arrays: Iterable[Array | None]) -> Array:
+    """Where an index is one of an entry of stacked arrays."""
+    return (index >= 0) & (index < _stack_of(arrays))
+
+
+def _stack_of(arrays: Iterable[Array | None]) -> int:
+    return max(a.shape[0] for a in arrays if a is not None)
 
 
 def _integer_product(x: Array, packed: Array, zero: Array | None, *, bits: int, group: int | None) -> Array:

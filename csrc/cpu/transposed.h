@@ -1,0 +1,249 @@
+// The CPU kernel of the transposed product, y = x @ w, which sums over the rows of the weight and
+// not along them. Part of kernel.h, and under its rule: internal linkage.
+//
+// The weight is cut into tiles of codes and rows. In a tile kStrip rows are decoded a vector at a
+// time, which goes into the sums of all rows of x while it is in a register; the sums are in cache.
+// They lie in the order in which blocks of codes are met until `finish` puts them right. Each is
+// filled in the order of the rows, whatever x has besides and however many threads there are.
+#pragma once
+
+#include "convert.h"
+#include "level.h"
+#include "weights.h"
+
+namespace jaxgemv {
+namespace {
+
+// Rows of the weight whose parameters are converted together.
+constexpr Index kRowBlock = 32;
+
+// Codes [k0, k0 + codes) of kStrip rows, ready to be multiplied.
+struct Columns {
+  const uint8_t* body[kStrip];
+  const uint8_t* tail[kStrip];  // copies of the ends of the rows, which may end where memory does
+  Index body_blocks, blocks;    // those that can be read in place, and all
+  Index first_blocks, group_blocks;    // blocks in the first group and in the others
+  const float *zero, *scale, *offset;  // [kStrip][row_size]: a value per group, or per code
+  Index row_size;
+};
+
+// sums[m][code] += the products of `rows` rows of x, [row][kStrip], with the strip. kWhole: groups
+// are whole blocks. kOneRow: rows is 1. Not inline: it needs all registers.
+template <int kBits, bool kWhole, bool kOneRow>
+[[gnu::noinline]] void add_products(const Columns& strip, const float* x, Index rows, float* sums,
+                                    Index stride) {
+  using B = Block<kBits>;
+  const Index body_blocks = strip.body_blocks, blocks = strip.blocks;
+  const uint8_t* at[kStrip];
+  Group<kBits> group[kStrip];
+  for (int r = 0; r < kStrip; ++r) at[r] = strip.body[r];
+  Index block = 0, end = kWhole ? strip.first_blocks : blocks;
+  for (Index g = 0; block < blocks; ++g, end += strip.group_blocks) {
+    if constexpr (kWhole)
+      for (int r = 0; r < kStrip; ++r) {
+        const Index i = r * strip.row_size + g;
+        group[r].set(strip.zero[i], strip.scale[i], strip.offset[i]);
+      }
+    for (const Index stop = min_of(end, blocks); block < stop; ++block) {
+      if (block == body_blocks)
+        for (int r = 0; r < kStrip; ++r) at[r] = strip.tail[r];
+      Ints units[kStrip];
+      for (int r = 0; r < kStrip; ++r) {
+        units[r] = load_units<kBits>(at[r]);
+        at[r] += B::kBytes;
+      }
+      const auto add = [&](int i) __attribute__((always_inline)) {
+        const Index code = block * B::kCodes + i * kLanes;
+        Floats w[kStrip];
+        for (int r = 0; r < kStrip; ++r) {
+          if constexpr (kWhole) {
+            w[r] = group[r].weights(units[r], i);
+          } else {
+            const Index at_code = r * strip.row_size + code;
+            w[r] = (codes_of<kBits>(units[r], i) - load_floats(strip.zero + at_code)) *
+                       load_floats(strip.scale + at_code) +
+                   load_floats(strip.offset + at_code);
+          }
+        }
+        const float* xs = x;
+        float* to = sums + code;
+        const auto add_row = [&] {
+          Floats sum = load_floats(to);
+          for (int r = 0; r < kStrip; ++r) sum += w[r] * xs[r];
+          __builtin_memcpy(to, &sum, sizeof(sum));
+        };
+        add_row();
+        if constexpr (!kOneRow)
+          for (Index m = 1; m < rows; ++m) xs += kStrip, to += stride, add_row();
+      };
+      add(0);
+      if constexpr (B::kUnit == 2) add(1);
+    }
+  }
+}
+
+// Everything for one width.
+template <int kBits>
+struct Transposed {
+  using B = Block<kBits>;
+  static_assert(kTileUnit % B::kCodes == 0, "tiles start on whole blocks");
+
+  static bool is_whole(const Problem& p) { return p.group % B::kCodes == 0 || p.group >= p.K; }
+
+  static Index arranged_size(const Problem& p) { return ceil_div(p.N, kStrip) * kStrip * p.M; }
+
+  // out[strip of rows of the weight][row of x][row of the strip]
+  static void arrange(const Problem& p, const Operands& o, Index slice, float* out) {
+    for (Index n = 0; n < p.N; n += kRowBlock)
+      for (Index m = 0; m < p.M; ++m) {
+        float natural[kRowBlock] = {};
+        const Index count = min_of(kRowBlock, p.N - n);
+        read_floats(p.x, o.x, (slice * p.M + m) * p.N + n, count, natural);
+        for (Index i = 0; i < count; i += kStrip)
+          __builtin_memcpy(out + (n + i) * p.M + m * kStrip, natural + i, kStrip * sizeof(float));
+      }
+  }
+
+  // Values that a parameter has for a row of a tile.
+  static Index row_size(const Problem& p, Index codes) {
+    return is_whole(p) ? codes / p.group + 2 : codes;
+  }
+
+  // What run() keeps: the parameters of kRowBlock rows as Columns has them, and when groups are not
+  // whole blocks, the group of each code and room for one value per group.
+  static Index scratch_size(const Problem& p, Index codes) {
+    return 3 * kRowBlock * row_size(p, codes) + (is_whole(p) ? 0 : 2 * codes);
+  }
+
+  // The parameters of a tile's rows, a block of them at a time.
+  struct Parameters {
+    Parameters(const Problem& p, const Operands& o, Index stack, const Tile& tile, void* scratch)
+        : p(p), o(o), stack(stack), size(row_size(p, tile.codes)), whole(is_whole(p)) {
+      const Index last = min_of(tile.k0 + tile.codes, p.K) - 1;
+      first_group = tile.k0 / p.group, groups = last / p.group - first_group + 1;
+      zero = static_cast<float*>(scratch);
+      scale = zero + kRowBlock * size, offset = scale + kRowBlock * size;
+      group_of = reinterpret_cast<int32_t*>(offset + kRowBlock * size);
+      per_group = reinterpret_cast<float*>(group_of + tile.codes);
+      for (Index i = 0; i < tile.codes && !whole; ++i) {
+        const Index k = min_of(tile.k0 + i, last), code = i % B::kCodes;
+        group_of[i - code + code % B::kUnit * kLanes + code / B::kUnit] =
+            static_cast<int32_t>(k / p.group - first_group);
+      }
+    }
+
+    // Of rows [n0, n0 + count), and for the rest of a strip those of weights that are 0.
+    void load(Index n0, Index count) {
+      const float mid = p.affine == Affine::kOffset ? 0 : mid_code(kBits);
+      for (Index i = 0, at = 0; i < ceil_div(count, kStrip) * kStrip; ++i, at += size) {
+        fill(mid, size, zero + at), fill(0, size, offset + at);
+        if (i >= count) {
+          fill(0, size, scale + at);
+          continue;
+        }
+        load_row(o.scale, n0 + i, scale + at);
+        if (p.affine == Affine::kZero) load_row(o.shift, n0 + i, zero + at);
+        if (p.affine == Affine::kOffset) load_row(o.shift, n0 + i, offset + at);
+      }
+    }
+
+    void load_row(const Param& param, Index n, float* out) const {
+      float* values = whole ? out : per_group;
+      const bool one = param.g_stride == 0;
+      read_floats(param.dtype, param.data,
+                  stack * param.stack_stride + n * param.n_stride + first_group * param.g_stride,
+                  one ? 1 : groups, values);
+      if (one) fill(values[0], groups, values);
+      for (Index i = 0; i < size && !whole; ++i) out[i] = values[group_of[i]];
+    }
+
+    const Problem& p;
+    const Operands& o;
+    const Index stack, size;
+    const bool whole;
+    Index first_group, groups;
+    float *zero, *scale, *offset, *per_group;
+    int32_t*
+        group_of;  // [i]: of the code that comes i-th in the blocks of the tile, the first is 0
+  };
+
+  static void fill(float value, Index count, float* out) {
+    for (Index i = 0; i < count; ++i) out[i] = value;
+  }
+
+  static Index stack_of(const Operands& o, Index slice) {
+    return o.index == nullptr ? 0 : load<int32_t>(o.index, slice);
+  }
+
+  static void run(const Problem& p, const Operands& o, Index slice, const float* arranged,
+                  const Tile& tile, float* sums, void* scratch) {
+    const Index stack = stack_of(o, slice);
+    if (stack < 0 || stack >= p.stack) return;
+    fill(0, p.M * tile.codes, sums);
+    Parameters params(p, o, stack, tile, scratch);
+    const Index bytes = row_bytes(p.K, kBits), start = tile.k0 / B::kCodes * B::kBytes;
+    const Index readable =
+        bytes - start < B::kReach ? 0 : (bytes - start - B::kReach) / B::kBytes + 1;
+    uint8_t tail[kStrip][B::kTail];
+
+    Columns strip;
+    strip.row_size = params.size;
+    strip.blocks = ceil_div(min_of(tile.codes, p.K - tile.k0), B::kCodes);
+    strip.body_blocks = min_of(readable, strip.blocks);
+    const bool one_group = p.group >= p.K;
+    strip.group_blocks = one_group ? strip.blocks : p.group / B::kCodes;
+    strip.first_blocks = one_group ? strip.blocks : (p.group - tile.k0 % p.group) / B::kCodes;
+    const auto add = !params.whole ? add_products<kBits, false, false>
+                     : p.M == 1    ? add_products<kBits, true, true>
+                                   : add_products<kBits, true, false>;
+
+    const uint8_t* matrix = o.packed + stack * o.packed_stack_stride + start;
+    const auto point_at_row = [&](int r, Index n) {
+      const uint8_t* row = matrix + min_of(n, p.N - 1) * bytes;
+      strip.body[r] = row, strip.tail[r] = tail[r];
+      if (strip.body_blocks == strip.blocks) return;
+      const Index done = strip.body_blocks * B::kBytes;
+      __builtin_memset(tail[r], 0, B::kTail);
+      if (done < bytes - start) __builtin_memcpy(tail[r], row + done, bytes - start - done);
+    };
+    for (Index n0 = tile.n0; n0 < tile.n1; n0 += kRowBlock) {
+      const Index count = min_of(kRowBlock, tile.n1 - n0);
+      params.load(n0, count);
+      for (Index m0 = 0; m0 < p.M; m0 += kTileRows)
+        for (Index i = 0; i < count; i += kStrip) {
+          for (int r = 0; r < kStrip; ++r) point_at_row(r, n0 + i + r);
+          strip.zero = params.zero + i * params.size, strip.scale = params.scale + i * params.size;
+          strip.offset = params.offset + i * params.size;
+          add(strip, arranged + (n0 + i) * p.M + m0 * kStrip, min_of(kTileRows, p.M - m0),
+              sums + m0 * tile.codes, tile.codes);
+        }
+    }
+  }
+
+  static void finish(const Problem& p, const Operands& o, Index slice, const Tile& tile,
+                     const float* sums, Index parts) {
+    const Index stack = stack_of(o, slice);
+    const bool valid = stack >= 0 && stack < p.stack;
+    const Index codes = min_of(tile.codes, p.K - tile.k0);
+    for (Index m = 0; m < p.M; ++m)
+      for (Index first = 0; first < codes; first += B::kCodes) {
+        float natural[B::kCodes];
+        fill(__builtin_nanf(""), B::kCodes, natural);
+        for (int i = 0; i < B::kUnit && valid; ++i) {
+          Floats sum = {};
+          for (Index part = 0; part < parts; ++part)
+            sum += load_floats(sums + (part * p.M + m) * tile.codes + first + i * kLanes);
+          for (int lane = 0; lane < kLanes; ++lane) natural[lane * B::kUnit + i] = sum[lane];
+        }
+        const Index at = (slice * p.M + m) * p.K + tile.k0 + first;
+        for (Index i = 0; i < min_of(B::kCodes, codes - first); ++i)
+          write_float(p.y, o.y, at + i, natural[i]);
+      }
+  }
+
+  static constexpr TransposedKernel kKernel = {is_whole,     arranged_size, arrange,
+                                               scratch_size, run,           finish};
+};
+
+}  // namespace
+}  // namespace jaxgemv

@@ -1,0 +1,85 @@
+// The end of the transposed kernels: sums of the warps of a CTA, and of the CTAs of a cluster,
+// which share the rows of the weights.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "dtype.cuh"
+#include "ptx.cuh"
+
+namespace jaxgemv::cuda::transposed {
+
+constexpr int kWarps = 8;
+constexpr int kMaxRanks = 8;  // CTAs of a cluster
+
+// The CTAs that share the rows of the weights: a cluster, or where there are none the CTA alone.
+struct Team {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  __device__ int rank() const { return cluster.block_rank(); }
+  __device__ int ranks() const { return cluster.num_blocks(); }
+  __device__ void sync() const { cluster.sync(); }
+  __device__ const float* of_rank(float* mine, int rank) const {
+    return cluster.map_shared_rank(mine, rank);
+  }
+#else
+  __device__ int rank() const { return 0; }
+  __device__ int ranks() const { return 1; }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ const float* of_rank(float* mine, int) const { return mine; }
+#endif
+};
+
+// What each warp has summed up, for kRows rows of y and a strip of K, of which every one of kLanes
+// lanes has kLaneCodes in a row. The padding keeps lanes on banks of their own.
+template <int kRows, int kLaneCodes, int kLanes>
+struct Parts {
+  static constexpr int kStrip = kLanes * kLaneCodes, kPitch = kStrip + kLanes + 4;
+  float of_warp[kWarps][kRows * kPitch];
+
+  static __device__ __forceinline__ int at(int m, int k) { return m * kPitch + k + k / kLaneCodes; }
+
+  // y[row + m, k0 + k] for m < rows, from the parts that all threads of the team have written.
+  __device__ void store(const Team& team, const Problem& problem, const Operands& operands,
+                        Index row, int rows, Index k0, bool valid) {
+    constexpr int kThreads = kWarps * 32;
+    __syncthreads();
+    for (int e = threadIdx.x; e < rows * kStrip; e += kThreads) {
+      const int i = at(e / kStrip, e % kStrip);
+      float sum = of_warp[0][i];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) sum += of_warp[w][i];
+      of_warp[0][i] = sum;
+    }
+    team.sync();
+    const int ranks = team.ranks();
+    for (int e = team.rank() * kThreads + threadIdx.x; e < rows * kStrip; e += ranks * kThreads) {
+      const int m = e / kStrip, k = e % kStrip;
+      if (k0 + k >= problem.K) continue;
+      float sum = 0;
+      for (int r = 0; r < ranks; ++r) sum += team.of_rank(of_warp[0], r)[at(m, k)];
+      cuda::store(operands.y, problem.y, (row + m) * problem.K + k0 + k, valid ? sum : NAN);
+    }
+    team.sync();  // before this CTA's part is written anew, or gone
+  }
+};
+
+// `tiles` of y a slice; with them, enough CTAs share N to put `ctas_an_sm` on each SM.
+inline cudaError_t launch(Kernel kernel, Index tiles, int ctas_an_sm, Index rows_a_round,
+                          const Problem& problem, const Operands& operands, cudaStream_t stream) {
+  int device = 0, sms = 1, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  const Index wanted = Index{sms} * ctas_an_sm / (tiles * problem.batch);
+  const Index rounds = ceil_div(problem.N, rows_a_round);
+  const Index most = std::min<Index>(major >= 9 ? kMaxRanks : 1, rounds);
+  const Index ranks = std::clamp<Index>(wanted, 1, most);
+  return launch_kernel(kernel, tiles * ranks, problem.batch, kWarps * 32, problem, operands, stream,
+                       static_cast<int>(ranks));
+}
+
+}  // namespace jaxgemv::cuda::transposed
