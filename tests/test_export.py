@@ -136,14 +136,14 @@ with jax.default_device(jax.devices("cpu")[0]):
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), p.answer() - p.bias)
 
 
-@pytest.mark.parametrize("name", ["gemv_v1"])
+@pytest.mark.parametrize("name", kept.PROGRAMS)
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True)
 @pytest.mark.parametrize("times", [1, 10])
 def test_kept(backend, name, times):
     """What other versions exported; kept.py says how it was made."""
     exported, args, results = kept.load(name)
     assert exported.mlir_module().count(f"@jaxgemv_{name}(") == 4  # two calls, on each of two platforms
-    for batched in ("x", "ids"):
-        args[batched] = np.concatenate([args[batched]] * times)
-    for y, expected in zip(exported.call(*args.values()), results):
+    rows, ids, *weights = args
+    ys = exported.call(np.concatenate([rows] * times), np.concatenate([ids] * times), *weights)
+    for y, expected in zip(ys, results):
         np.testing.assert_array_equal(y, np.concatenate([expected] * times))
