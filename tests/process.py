@@ -59,7 +59,11 @@ def products(mesh, n, k, what: str) -> None:
     assert moved_codes(compiled) == []
     same(compiled(x, w, bias), p.answer())
     with jax.set_mesh(mesh):
-        grad = jax.jit(jax.grad(lambda x, w, bias: jnp.sum(f(x, w, bias))))(x, w, bias)
+        grad = jax.jit(jax.grad(lambda x, w, bias: jnp.sum(f(x, w, bias))))
+        compiled = grad.lower(x, w, bias).compile()
+        grad = grad(x, w, bias)
+    assert kernel_calls(compiled) == 1
+    assert collectives(compiled) == ({} if n is None else {"all-reduce": 1}), collectives(compiled)
     same(grad, np.broadcast_to(p.weight().sum(0), p.x.shape))
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from problems import Case, make
 
 from jaxgemv import QuantizedTensor
-from jaxgemv._ffi import TARGET
+from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET
 
 # In these versions a shard_map over some of several Explicit axes gathers its operands, whatever is in it, and so does
 # a vmap, which becomes one.
@@ -31,6 +31,9 @@ LAYOUTS = {
     # x has to be gathered, the weight has not.
     "x against columns": ((None, "model"), ("model", None), (None, "model"), {"all-gather": 1}),
 }
+
+# The collectives of the gradient with respect to x: N and K change places.
+GRADIENTS = {layout: {"all-reduce": 1} if w[0] else {} for layout, (_, w, _, _) in LAYOUTS.items()}
 
 STACKS = [(None, "model", None), (None, None, "model"), ("data", "model", None), ("model", None, "data")]
 
@@ -91,7 +94,9 @@ def collectives(compiled) -> dict[str, int]:
 
 
 def kernel_calls(compiled) -> int:
-    return compiled.as_text().count(f'custom_call_target="{TARGET}"')
+    """Of products and of transposed ones."""
+    text = compiled.as_text()
+    return sum(text.count(f'custom_call_target="{target}"') for target in (TARGET, TRANSPOSED_TARGET))
 
 
 def moved_codes(compiled) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 from test_errors import SCALE, WQ, ZERO, X, a, check, i8, tensor
 
 from jaxgemv import gemv, gemv_int4
-from jaxgemv._ffi import Backend, backends
+from jaxgemv._ffi import TRANSPOSED_TARGET, Backend, backends
 
 
 def test_cuda_not_built(monkeypatch):
@@ -30,6 +30,21 @@ def test_lowered_for_another_platform(platform):
     traced = jax.jit(lambda *args: gemv_int4(*args, implementation="cpu")).trace(X, WQ, ZERO, SCALE)
     with pytest.raises(NotImplementedError, match=f"gemv_int4: implementation='cpu' cannot run: {reason}"):
         traced.lower(lowering_platforms=(platform,))
+
+
+def test_no_transposed_kernel(monkeypatch):
+    """A gradient by a named implementation is no fall-back either; without a name the reference runs."""
+    forward = [kernel for kernel in backends["cpu"].kernels if not kernel.transposed]
+    monkeypatch.setitem(backends, "cpu", Backend(tuple(forward)))
+
+    def lowered(implementation):
+        grad = jax.grad(lambda *args: gemv_int4(*args, implementation=implementation).sum())
+        return jax.jit(grad).trace(X, WQ, ZERO, SCALE).lower(lowering_platforms=("cpu",)).as_text()
+
+    text = "gemv_int4: implementation='cpu' cannot run: the cpu backend has no kernel for gradients with bits"
+    with pytest.raises(NotImplementedError, match=text):
+        lowered("cpu")
+    assert TRANSPOSED_TARGET not in lowered(None)
 
 
 def test_combinations_without_a_kernel():

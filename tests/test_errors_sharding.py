@@ -12,7 +12,7 @@ from problems import Case, make
 from sharded import mesh_of, put, put_weight
 
 import jaxgemv
-from jaxgemv import QuantizedTensor, _plan, _sharding, gemv, gemv_int4
+from jaxgemv import QuantizedTensor, _partition, _plan, gemv, gemv_int4
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
@@ -129,7 +129,7 @@ def test_no_mesh():
     context = SimpleNamespace(abstract_mesh=None, num_devices=8)
     text = "gemv: on 8 devices, one operand must have a NamedSharding, or jax.set_mesh be in use; got neither"
     with pytest.raises(ValueError, match=re.escape(text)):
-        _sharding._mesh_of(context, "gemv")
+        _partition._mesh_of(context, "gemv")
 
 
 def test_shardings_that_axes_do_not_tell():

@@ -14,7 +14,7 @@ from problems import Case, make
 
 import jaxgemv
 from jaxgemv import gemv
-from jaxgemv._ffi import TARGET
+from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET
 
 CASE = Case(4, 12, 64, 32, "zero", bias=True)
 
@@ -58,6 +58,14 @@ def test_vjp(f, backend, problem):
     call = export(f, *args, platforms=platforms_of(backend)).call
     grad = jax.grad(lambda x: call(x, *args[1:]).sum())(jnp.asarray(p.x))
     np.testing.assert_array_equal(grad, np.broadcast_to(p.weight().sum(0), grad.shape))
+
+
+def test_gradient(f, backend, problem):
+    """A program that is a gradient, and calls the transposed kernel."""
+    p, args = problem
+    exported = export(jax.grad(lambda *args: f(*args).sum()), *args, platforms=platforms_of(backend))
+    assert (TRANSPOSED_TARGET in exported.mlir_module()) == (backend != "xla")
+    np.testing.assert_array_equal(exported.call(*args), np.broadcast_to(p.weight().sum(0), p.x.shape))
 
 
 @pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda"), ("cpu", "tpu", "cuda")])

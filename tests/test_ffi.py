@@ -17,7 +17,9 @@ from jaxgemv import _ffi as ffi
 def test_cpu_backend_loaded():
     """The CPU's is built always; without it the other tests would test the reference twice."""
     assert ffi.backends["cpu"].missing is None
-    assert {(k.bits, k.x) for k in ffi.backends["cpu"].kernels} == ALL
+    for transposed in (False, True):
+        kernels = [k for k in ffi.backends["cpu"].kernels if k.transposed == transposed]
+        assert {(k.bits, k.x) for k in kernels} == ALL
 
 
 @pytest.mark.cuda
@@ -162,10 +164,27 @@ BAD = (
 )
 
 
-def call(**operands):
+TRANSPOSED = {"x": array(1, 2, 6) + 1, "y": jax.ShapeDtypeStruct((1, 2, 64), np.float32)}
+
+BAD_TRANSPOSED = (
+    ("x, Wq and y must have rank 3", {"x": array(2, 6)}),
+    ("x must have the N of Wq", {"x": array(1, 2, 7)}),
+    ("y must have shape (batch, M, N), or (batch, M, K)", {"x": array(1, 3, 6)}),
+    ("the rows of Wq do not hold K codes", {"y": jax.ShapeDtypeStruct((1, 2, 65), np.float32)}),
+    ("N and K must be at least 1", {"packed": array(1, 0, 8, dtype=np.uint32)}),
+    ("bias has the wrong shape or dtype", {"bias": array(1, 6)}),
+    ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),
+    (
+        "a batch of x needs an index",
+        {"x": array(2, 2, 6), "y": jax.ShapeDtypeStruct((2, 2, 64), np.float32)},
+    ),
+)
+
+
+def call(*, target=ffi.TARGET, **operands):
     """The custom call as a program from elsewhere might make it."""
     y, bits, group = (operands.pop(name) for name in ("y", "bits", "group"))
-    f = jax.jit(lambda *args: jax.ffi.ffi_call(ffi.TARGET, y)(*args, bits=bits, group=group))
+    f = jax.jit(lambda *args: jax.ffi.ffi_call(target, y)(*args, bits=bits, group=group))
     return jax.block_until_ready(f(*operands.values()))
 
 
@@ -211,3 +230,34 @@ def test_result_in_the_place_of_x(backend, rng):
         assert result.unsafe_buffer_pointer() == place
         w = QuantizedTensor(packed=packed[0], scale=np.float32(1), bits=4)
         np.testing.assert_array_equal(result[0], x[0] @ np.asarray(w.dequantize(jnp.float32)).T)
+
+
+def transposed_call(**change):
+    return call(target=ffi.TRANSPOSED_TARGET, **GOOD | TRANSPOSED | change)
+
+
+def skip_without_transposed_kernels(backend):
+    if not ffi.backends[backend].supports(4, "float32", transposed=True):
+        pytest.skip(f"jaxgemv._{backend} has no transposed kernels")
+
+
+@compiled
+def test_hand_made_transposed_call(backend):
+    """An index out of range gives NaN here too."""
+    skip_without_transposed_kernels(backend)
+    np.testing.assert_array_equal(transposed_call(), np.full((1, 2, 64), -8 * 6))
+    index = {"index": np.array([0, -1, 1], np.int32), "x": array(3, 2, 6) + 1}
+    y = transposed_call(**index, y=jax.ShapeDtypeStruct((3, 2, 64), np.float32))
+    np.testing.assert_array_equal(y[0], np.full((2, 64), -8 * 6))
+    assert np.isnan(y[1:]).all()
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("text", "change"), BAD_TRANSPOSED, ids=[f"{','.join(c)}-{t[:30]}" for t, c in BAD_TRANSPOSED]
+)
+def test_bad_transposed_call(backend, text, change):
+    skip_without_transposed_kernels(backend)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"jaxgemv: {text}")):
+        transposed_call(**change)
+    np.testing.assert_array_equal(transposed_call(), np.full((1, 2, 64), -8 * 6))

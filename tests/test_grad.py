@@ -172,11 +172,73 @@ def test_custom_rules(backend, rule, order, rng):
     same(rows(x, scale), 2 * expected)
 
 
+def test_orders(both):
+    """Transformations composed in any order; each product is the other's transpose."""
+    ours, other, x, floats = both
+    ct = jnp.arange(30.0).reshape(3, 10) % 7 - 3
+
+    def pulled(f):
+        return lambda ct: jax.vjp(lambda x: f(x, floats), x)[1](ct)[0]
+
+    orders = {
+        "the transpose of a transpose": lambda f: jax.vjp(pulled(f), ct)[1](x),
+        "tangents of a transpose": lambda f: jax.jvp(pulled(f), (ct,), (2 * ct,)),
+        "linearized": lambda f: jax.linearize(pulled(f), ct)[1](ct),
+        "linear_transpose of linearize": lambda f: jax.linear_transpose(
+            jax.linearize(lambda x: f(x, floats), x)[1], x
+        )(ct),
+        "twice transposed": lambda f: jax.linear_transpose(
+            lambda ct: jax.linear_transpose(lambda x: f(x, floats), x)(ct)[0], ct
+        )(x),
+        "vmap of a transpose": lambda f: jax.vmap(pulled(f))(jnp.stack([ct, ct + 1])),
+        "grad of vmap of grad": lambda f: jax.grad(
+            lambda ct: jnp.sum(jax.vmap(jax.grad(lambda c: jnp.sum(pulled(f)(c) ** 2)))(ct))
+        )(jnp.stack([ct, ct + 1])),
+        "checkpoint of grad": lambda f: jax.grad(
+            jax.checkpoint(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(f(x, floats) ** 2))(x) * x))
+        )(x),
+        "in scan": lambda f: jax.grad(
+            lambda x: jax.lax.scan(
+                lambda c, x: (c + jnp.sum(f(x, floats) ** 2), None), 0.0, jnp.stack([x, x])
+            )[0]
+        )(x),
+    }
+    for name, order in orders.items():
+        try:
+            same(order(ours), order(other))
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def test_floats_in_a_transposed_product(both):
+    """Gradients with respect to the weight's arrays of a function that has x's gradient in it."""
+    ours, other, x, floats = both
+
+    def penalty(f):
+        return lambda floats: jnp.sum(jax.grad(lambda x: jnp.sum(f(x, floats)))(x) * x)
+
+    same(jax.grad(penalty(ours))(floats), jax.grad(penalty(other))(floats))
+    same(
+        jax.jvp(penalty(ours), (floats,), (jax.tree.map(jnp.ones_like, floats),)),
+        jax.jvp(penalty(other), (floats,), (jax.tree.map(jnp.ones_like, floats),)),
+    )
+
+
 def test_linear_transpose(backend, rng):
     p = make(rng, 4, "float32", CASE, exact=True)
     transposed = jax.linear_transpose(lambda x: gemv(x, p.tensor, implementation=backend), p.x)
     ct = rng.integers(-3, 4, (3, 10)).astype(np.float32)
     np.testing.assert_array_equal(transposed(ct)[0], ct @ p.weight())
+
+
+def test_linear_transpose_of_two(backend, rng):
+    """Of x and the bias, in which the product is linear together."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+    f = jax.linear_transpose(lambda x, b: gemv(x, p.tensor, bias=b, implementation=backend), p.x, p.bias)
+    ct = rng.integers(-3, 4, (3, 10)).astype(np.float32)
+    dx, dbias = f(ct)
+    np.testing.assert_array_equal(dx, ct @ p.weight())
+    np.testing.assert_array_equal(dbias, ct.sum(0))
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._ffi import TARGET, backends
+from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends
 from jaxgemv._primitive import MAX_ROWS
 
 built = pytest.mark.skipif(backends["cuda"].missing is not None, reason="jaxgemv._cuda is not built")
@@ -33,9 +33,14 @@ def lowered(platform, f, *args) -> str:
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-def calls(text: str) -> list[str]:
+def calls(text: str, target: str = TARGET) -> list[str]:
     """The lines that call our kernels."""
-    return [line for line in text.splitlines() if f"@{TARGET}(" in line]
+    return [line for line in text.splitlines() if f"@{target}(" in line]
+
+
+def skip_without_transposed_kernels(platform):
+    if not backends[platform].supports(4, "bfloat16", transposed=True):
+        pytest.skip(f"jaxgemv._{platform} has no transposed kernels")
 
 
 @with_kernels
@@ -104,6 +109,44 @@ def test_jvp_is_two_calls(platform):
         platform, lambda x, t, w: jax.jvp(lambda x: gemv(x, w), (x,), (t,)), spec(2, K), spec(2, K), weight()
     )
     assert len(calls(text)) == 2
+
+
+@with_kernels
+@pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])
+def test_gradient_is_one_call_each_way(platform, rows):
+    """And no dequantised matrix, of whatever dtype, up to so many rows."""
+    skip_without_transposed_kernels(platform)
+    text = lowered(
+        platform,
+        lambda x, w, ct: jax.vjp(lambda x: gemv(x, w), x)[1](ct),
+        spec(rows, K),
+        weight(),
+        spec(rows, N),
+    )
+    few = rows <= MAX_ROWS
+    assert len(calls(text, TRANSPOSED_TARGET)) == few
+    assert bool(re.search(rf"tensor<(\d+x)*{N}x{K}x", text)) != few
+
+
+@with_kernels
+def test_derivatives_of_derivatives(platform):
+    """Each product is the other's transpose, so that all of them are kernels."""
+    skip_without_transposed_kernels(platform)
+
+    def loss(x, w):
+        return jnp.sum(gemv(x, w).astype(jnp.float32) ** 2)
+
+    def forward(x, t, w):
+        return jax.jvp(lambda x: jax.grad(loss)(x, w), (x,), (t,))
+
+    def reverse(x, t, w):
+        dx, pull = jax.vjp(lambda x: jax.grad(loss)(x, w), x)
+        return dx, pull(t)
+
+    for f in (forward, reverse):
+        text = lowered(platform, f, spec(2, K), spec(2, K), weight())
+        assert (len(calls(text)), len(calls(text, TRANSPOSED_TARGET))) == (2, 2)
+        assert not re.search(rf"tensor<(\d+x)*{N}x{K}x", text)
 
 
 @with_kernels

@@ -46,6 +46,21 @@ def test_cpu_kernels(bits, x, scale, case, seed):
 
 
 @few
+@given(bits, floats, floats, cases, seeds)
+def test_transposed_cpu_kernels(bits, x, scale, case, seed):
+    rng = np.random.default_rng(seed)
+    p = make(rng, bits, x, case, scale_dtype=scale)
+    ct = rng.standard_normal((case.m, case.n)).astype(p.x.dtype)
+    with jax.default_device(jax.devices("cpu")[0]):
+        spec = jax.ShapeDtypeStruct(p.x.shape, np.float32)
+        f = jax.linear_transpose(lambda x: gemv(x, p.tensor, out_dtype=ct.dtype, implementation="cpu"), spec)
+        (y,) = f(jax.numpy.asarray(ct))
+    ct = ct.astype(np.float64)
+    magnitude = np.abs(ct) @ p.weight_magnitude()
+    assert_close(y, ct @ p.weight(), magnitude, case.n, dtype=np.float32)
+
+
+@few
 @given(bits, floats, cases, seeds)
 def test_exact_sums(bits, x, case, seed):
     """Where nothing rounds, kernel and reference agree with float64 to the last bit."""

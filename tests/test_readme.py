@@ -1,5 +1,6 @@
 """The README's support matrix is the kernel tables, and its first code block runs."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -14,13 +15,14 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="the README is not b
 def support_matrix() -> str:
     """One row for each type of x, the kernels of each backend with the widths they take."""
     lines = ["| x | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
-    for x in ("float16", "bfloat16", "float32"):
+    for transposed, x in itertools.product((False, True), ("float16", "bfloat16", "float32")):
         cells = []
         for backend in backends.values():
-            names = dict.fromkeys(k.name for k in backend.kernels if k.x == x)
-            widths = {n: sorted({k.bits for k in backend.kernels if (k.name, k.x) == (n, x)}) for n in names}
+            kernels = [k for k in backend.kernels if (k.x, k.transposed) == (x, transposed)]
+            names = dict.fromkeys(k.name for k in kernels)
+            widths = {n: sorted({k.bits for k in kernels if k.name == n}) for n in names}
             cells.append("; ".join(f"{n}: int{_ranges(bits)}" for n, bits in widths.items()))
-        lines.append(f"| {x} | " + " | ".join(cells) + " |")
+        lines.append(f"| {x}{', gradient' * transposed} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

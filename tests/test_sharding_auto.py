@@ -8,6 +8,7 @@ from jax.sharding import AxisType
 from problems import Case, make
 from sharded import (
     CASE,
+    GRADIENTS,
     LAYOUTS,
     STACKS,
     assert_cut_in_place,
@@ -47,6 +48,44 @@ def test_layouts(implementation, mesh, layout, bits, rng):
     np.testing.assert_array_equal(y, p.answer())
     assert spec_of(y) == y_spec
     assert_cut_in_place(f.lower(*args).compile(), expected, implementation)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bits", [3, 4])
+def test_gradients_of_x(implementation, mesh, layout, bits, rng):
+    """By one kernel on each device, too, on weights that stay where they are."""
+    p, (x, w, _) = laid_out(layout, bits, mesh, rng)
+    ct = rng.integers(-2, 3, (4, 16)).astype(np.float32)
+
+    @jax.jit
+    def f(x, w, ct):
+        return jax.vjp(lambda x: gemv(x, w, implementation=implementation), x)[1](ct)[0]
+
+    args = x, w, put(ct, mesh, *LAYOUTS[layout][2])
+    np.testing.assert_array_equal(f(*args), ct @ p.weight())
+    assert_cut_in_place(f.lower(*args).compile(), GRADIENTS[layout], implementation)
+
+
+@pytest.mark.parametrize("w_spec", STACKS, ids=str)
+def test_gradient_of_index(implementation, mesh, w_spec, rng):
+    """Of a stack that may be sharded itself. Rows whose index is out of range do not depend on x."""
+    problems = [make(rng, 4, "float32", CASE, exact=True) for _ in range(4)]
+    w = put_weight(stack(problems), mesh, *w_spec)
+    index = np.array([3, 0, -1, 4], np.int32)
+    ct = rng.integers(-2, 3, (4, 16)).astype(np.float32)
+
+    @jax.jit
+    def f(x, w, i, ct):
+        return jax.vjp(lambda x: gemv(x, w, index=i, implementation=implementation), x)[1](ct)[0]
+
+    args = put(problems[0].x, mesh), w, put(index, mesh), put(ct, mesh)
+    expected = np.zeros((4, 512))
+    expected[0], expected[1] = ct[0] @ problems[3].weight(), ct[1] @ problems[0].weight()
+    np.testing.assert_array_equal(f(*args), expected)
+    if implementation == "cpu":
+        compiled = f.lower(*args).compile()
+        assert (kernel_calls(compiled), moved_codes(compiled)) == (1, [])
+        assert collectives(compiled) == ({} if w_spec == STACKS[1] else {"all-reduce": 1})
 
 
 @pytest.mark.parametrize("w_spec", [("model", None), (None, "model"), ("data", "model")], ids=str)

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from problems import Case, make
 from sharded import (
     CASE,
+    GRADIENTS,
     LAYOUTS,
     PARTIAL_GATHERS,
     STACKS,
@@ -146,6 +147,51 @@ def test_derivatives(mesh, layout, rng):
         y, tangent = jax.jit(lambda x, w: jax.jvp(lambda x: gemv(x, w), (x,), (2 * x,)))(x, w)
     np.testing.assert_array_equal(tangent, 2 * y)
     assert dims_of_type(tangent) == dims_of_type(y)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_x(implementation, mesh, layout, rng):
+    """By one kernel on each device, too, on weights that stay where they are; of x's type."""
+    p, (x, w, _) = laid_out(layout, 4, mesh, rng)
+    ct = rng.integers(-2, 3, (4, 16)).astype(np.float32)
+
+    @jax.jit
+    def f(x, w, ct):
+        return jax.vjp(lambda x: gemv(x, w, implementation=implementation), x)[1](ct)[0]
+
+    with jax.set_mesh(mesh):
+        args = x, w, put(ct, mesh, *LAYOUTS[layout][2])
+        dx = f(*args)
+        compiled = f.lower(*args).compile()
+    np.testing.assert_array_equal(dx, ct @ p.weight())
+    assert dims_of_type(dx) == dims_of_type(x)
+    # An x that is not cut as the weight's K takes one more step, as in the product.
+    as_k = LAYOUTS[layout][0][1] == LAYOUTS[layout][1][1]
+    expected = GRADIENTS[layout] if as_k else collectives(compiled)
+    assert_cut_in_place(compiled, expected, implementation)
+
+
+@pytest.mark.parametrize("w_spec", STACKS, ids=str)
+def test_gradient_of_index(implementation, mesh, w_spec, rng):
+    """Of a stack that may be sharded itself. Rows whose index is out of range do not depend on x."""
+    problems = [make(rng, 4, "float32", CASE, exact=True) for _ in range(4)]
+    index = np.array([3, 0, -1, 4], np.int32)
+    ct = rng.integers(-2, 3, (4, 16)).astype(np.float32)
+
+    expected = np.zeros((4, 512))
+    expected[0], expected[1] = ct[0] @ problems[3].weight(), ct[1] @ problems[0].weight()
+    with jax.set_mesh(mesh):
+        w = put_weight(stack(problems), mesh, *w_spec)
+        args = put(problems[0].x, mesh), w, put(index, mesh), put(ct, mesh, None, w_spec[1])
+
+        @jax.jit
+        def f(x, w, i, ct):
+            return jax.vjp(lambda x: gemv(x, w, index=i, implementation=implementation), x)[1](ct)[0]
+
+        np.testing.assert_array_equal(f(*args), expected)
+        compiled = f.lower(*args).compile()
+    if implementation == "cpu":
+        assert (kernel_calls(compiled), moved_codes(compiled)) == (1, [])
 
 
 def test_vmap_over_x(mesh, rng):

@@ -98,6 +98,41 @@ def test_gradients(kind, rng):
 
 
 @KINDS
+@pytest.mark.parametrize("axes", [("data", "model"), ("data",)], ids=["all", "some"])
+@pytest.mark.parametrize("w_spec", [("model", None), (None, "model")], ids=str)
+def test_gradients_of_x(kind, axes, w_spec, rng):
+    """By one kernel on each device, on weights that stay where they are, over all axes and beside one that is left."""
+    if kind == AxisType.Explicit and len(axes) == 1 and PARTIAL_GATHERS:
+        pytest.skip("this jax gathers the operands of such a shard_map")
+    mesh = mesh_of(kind)
+    p = make(rng, 4, "float32", CASE, exact=True)
+    ct = rng.integers(-2, 3, (4, 16)).astype(np.float32)
+    n, k = w_spec
+    own_n, own_k = (axis if axis in axes else None for axis in w_spec)
+    weight = of_weight(p.tensor, mesh, own_n, own_k) if len(axes) == 2 else P()
+
+    @partial(
+        jax.shard_map,
+        in_specs=(P("data", own_k), weight, P("data", own_n)),
+        out_specs=P("data", own_k),
+        axis_names=set(axes),
+    )
+    def f(x, w, ct):
+        def product(x):
+            y = gemv(x, w, implementation="cpu")
+            return y if own_k is None else jax.lax.psum(y, own_k)
+
+        return jax.vjp(product, x)[1](ct)[0]
+
+    with jax.set_mesh(mesh):
+        args = put(p.x, mesh, "data", k), put_weight(p.tensor, mesh, n, k), put(ct, mesh, "data", n)
+        compiled = jax.jit(f).lower(*args).compile()
+        np.testing.assert_array_equal(compiled(*args), ct @ p.weight())
+    assert (kernel_calls(compiled), moved_codes(compiled)) == (1, [])
+    assert collectives(compiled) == ({"all-reduce": 1} if n else {})
+
+
+@KINDS
 @pytest.mark.parametrize("manual", ["data", "model"])
 @pytest.mark.parametrize("w_spec", [("own", None), (None, "own")], ids=["columns", "rows"])
 def test_some_axes(kind, manual, w_spec, rng):

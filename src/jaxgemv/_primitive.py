@@ -48,8 +48,8 @@ def why_no_kernel(platform: str, named: dict, bits: int, k: int | None = None) -
     if "codebook" in named:
         return f"the {platform} backend has no codebook kernel"
     if "scale" not in named or not backend.supports(bits, x.dtype, transposed=k is not None):
-        kernel = "kernel" if k is None else "transposed kernel, as gradients need it,"
-        return f"the {platform} backend has no {kernel} for bits = {bits} and x of dtype {x.dtype}"
+        what = f"bits = {bits} and x of dtype {x.dtype}"
+        return f"the {platform} backend has no kernel for {what if k is None else f'gradients with {what}'}"
     return None
 
 
