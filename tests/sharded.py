@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from math import prod
 
 import jax
 import numpy as np
@@ -40,8 +41,9 @@ STACKS = [(None, "model", None), (None, None, "model"), ("data", "model", None),
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
-def mesh_of(kind: AxisType, shape=(2, 4), names=("data", "model")) -> jax.sharding.Mesh:
-    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape), devices=jax.devices("cpu")[:8])
+def mesh_of(kind: AxisType, shape=(2, 4), names=("data", "model"), platform="cpu") -> jax.sharding.Mesh:
+    devices = jax.devices(platform)[: prod(shape)]
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape), devices=devices)
 
 
 def put(a, mesh, *spec):
