@@ -62,16 +62,17 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
   const int m_tiles = (M + 8 * kTilesM - 1) / (8 * kTilesM), tile = blockIdx.x / team.ranks();
   // Tiles of the same weights run next to each other, so that only one of them reads memory.
   const int m0 = tile % m_tiles * 8 * kTilesM;
-  const Index k0 = Index{tile / m_tiles} * Parts::kStrip, b = blockIdx.y;
-  const Index group0 = k0 / problem.group, last_group = (problem.K - 1) / problem.group;
-  const Index bytes = row_bytes(problem.K, kBits);
+  const int k0 = tile / m_tiles * Parts::kStrip, b = blockIdx.y;
+  const int group0 = static_cast<int>(k0 / problem.group);
+  const int last_group = static_cast<int>((problem.K - 1) / problem.group);
+  const int bytes = static_cast<int>(row_bytes(problem.K, kBits));
   const int s = stack_entry(problem, operands, b);
-  const Index byte0 = k0 / 8 * kBits + 4 * kWords * g;
+  const int byte0 = k0 / 8 * kBits + 4 * kWords * g;
   const bool inside = byte0 < bytes;
   const uint8_t* packed = operands.packed + max(s, 0) * operands.packed_stack_stride + byte0;
   Index x_row[kTilesM];
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) x_row[m] = (b * M + min(m0 + 8 * m + g, M - 1)) * N;
+  for (int m = 0; m < kTilesM; ++m) x_row[m] = (Index{b} * M + min(m0 + 8 * m + g, M - 1)) * N;
 
   Unit unit[kTilesM];
   float acc[kWords][kHalf][kTilesM][4] = {}, shifted[kGroups][kTilesM] = {};
@@ -84,11 +85,11 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int n = min(n0 + kMmaN * u + 2 * t + i % 2 + 8 * (i / 2), N - 1);
-        if (inside) load_words(words[u][i], packed + n * bytes);
+        if (inside) load_words(words[u][i], packed + Index{n} * bytes);
       }
 #pragma unroll
     for (int p = 0; p < kGroups; ++p) {
-      const Index group = min(group0 + p, last_group);
+      const int group = min(group0 + p, last_group);
       const uint32_t mask = g * kGroups / 8 == p ? ((1u << kBits) - 1) * 0x10001u : 0;
       // Each lane loads the parameters of some rows for all.
       float scale[kRoundN / 32], shift[kRoundN / 32];
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
         }
       }
     const int rows = min(M - m0 - 8 * m, 8);
-    if (rows > 0) parts.store(team, problem, operands, b * M + m0 + 8 * m, rows, k0, s >= 0);
+    if (rows > 0) parts.store(team, problem, operands, Index{b} * M + m0 + 8 * m, rows, k0, s >= 0);
   }
 }
 

@@ -10,9 +10,10 @@ struct Transposed {
   static constexpr int kMaxTilesM = kBits == 8 ? 2 : 4;  // by the registers
   static constexpr KernelInfo kInfo{"transposed", kBits, kDtypeOf<X>, 8 * kMaxTilesM, true};
 
-  // A strip is one or two groups, or part of one; 32-bit m and n.
+  // A strip is one or two groups, or part of one; 32-bit m, n and k.
   static bool accepts(const Problem& problem, const Operands& operands) {
-    return choose(problem, operands).words > 0 && problem.M < (1 << 30) && problem.N < (1 << 30);
+    return choose(problem, operands).words > 0 && problem.M < (1 << 30) && problem.N < (1 << 30) &&
+           problem.K < (1 << 30);
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, cudaStream_t stream) {
