@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 from sharded import PARTIAL_GATHERS, collectives, kernel_calls, moved_codes
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._ffi import backends
 
 N, K, EXPERTS = 4096, 4096, 8
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
@@ -184,12 +183,6 @@ def test_shard_map(target, kind):
         check(compiled, 1, {}, N * K / 2 / 4)
 
 
-def skip_without_transposed_kernels(target):
-    platform = "cpu" if target[0][0].platform == "cpu" else "cuda"
-    if not backends[platform].supports(4, "bfloat16", transposed=True):
-        pytest.skip(f"jaxgemv._{platform} has no transposed kernels")
-
-
 @KINDS
 @pytest.mark.parametrize(
     ("w", "expected"),
@@ -198,7 +191,6 @@ def skip_without_transposed_kernels(target):
 )
 def test_gradient(target, kind, w, expected):
     """Of x: what the product sums this scatters, and the other way round. The weight is read as it lies."""
-    skip_without_transposed_kernels(target)
     program = Program(target, kind)
     ct = program.array((4, N), None, w[0])
     compiled = program.compiled(
@@ -213,7 +205,6 @@ def test_gradient(target, kind, w, expected):
 @KINDS
 def test_gradient_through_mlp(target, kind):
     """There and back: each weight is read once each way, and each way sums once."""
-    skip_without_transposed_kernels(target)
     program = Program(target, kind)
     up, down = program.weight("model", None), program.weight(None, "model", n=K, k=N)
 

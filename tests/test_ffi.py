@@ -236,15 +236,9 @@ def transposed_call(**change):
     return call(target=ffi.TRANSPOSED_TARGET, **GOOD | TRANSPOSED | change)
 
 
-def skip_without_transposed_kernels(backend):
-    if not ffi.backends[backend].supports(4, "float32", transposed=True):
-        pytest.skip(f"jaxgemv._{backend} has no transposed kernels")
-
-
 @compiled
 def test_hand_made_transposed_call(backend):
     """An index out of range gives NaN here too."""
-    skip_without_transposed_kernels(backend)
     np.testing.assert_array_equal(transposed_call(), np.full((1, 2, 64), -8 * 6))
     index = {"index": np.array([0, -1, 1], np.int32), "x": array(3, 2, 6) + 1}
     y = transposed_call(**index, y=jax.ShapeDtypeStruct((3, 2, 64), np.float32))
@@ -257,7 +251,6 @@ def test_hand_made_transposed_call(backend):
     ("text", "change"), BAD_TRANSPOSED, ids=[f"{','.join(c)}-{t[:30]}" for t, c in BAD_TRANSPOSED]
 )
 def test_bad_transposed_call(backend, text, change):
-    skip_without_transposed_kernels(backend)
     with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"jaxgemv: {text}")):
         transposed_call(**change)
     np.testing.assert_array_equal(transposed_call(), np.full((1, 2, 64), -8 * 6))

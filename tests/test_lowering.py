@@ -38,11 +38,6 @@ def calls(text: str, target: str = TARGET) -> list[str]:
     return [line for line in text.splitlines() if f"@{target}(" in line]
 
 
-def skip_without_transposed_kernels(platform):
-    if not backends[platform].supports(4, "bfloat16", transposed=True):
-        pytest.skip(f"jaxgemv._{platform} has no transposed kernels")
-
-
 @with_kernels
 @pytest.mark.parametrize("rows", [(), (1,), (7,), (2, 3), (MAX_ROWS,)])
 def test_one_call(platform, rows):
@@ -115,7 +110,6 @@ def test_jvp_is_two_calls(platform):
 @pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])
 def test_gradient_is_one_call_each_way(platform, rows):
     """And no dequantised matrix, of whatever dtype, up to so many rows."""
-    skip_without_transposed_kernels(platform)
     text = lowered(
         platform,
         lambda x, w, ct: jax.vjp(lambda x: gemv(x, w), x)[1](ct),
@@ -131,7 +125,6 @@ def test_gradient_is_one_call_each_way(platform, rows):
 @with_kernels
 def test_derivatives_of_derivatives(platform):
     """Each product is the other's transpose, so that all of them are kernels."""
-    skip_without_transposed_kernels(platform)
 
     def loss(x, w):
         return jnp.sum(gemv(x, w).astype(jnp.float32) ** 2)
