@@ -96,7 +96,7 @@ struct Product {
 // in which their sums are added up, by whoever finishes the last tile of some codes.
 struct TransposedProduct {
   // Sums of a tile for a row of x, and tiles for as many threads as gain by them.
-  static constexpr Index kMinCodes = 256, kMaxCodes = 1024, kSums = 4096, kTiles = 64;
+  static constexpr Index kMinCodes = 256, kMaxCodes = 2048, kSums = 4096, kTiles = 64;
 
   TransposedProduct(const Call& call, Index)
       : problem(call.problem),
