@@ -99,6 +99,19 @@ def test_symbolic_batch(implementation, problem):
             np.testing.assert_array_equal(call(x, *args[1:4]), x @ p.weight().T)
 
 
+def test_gradient_of_symbolic_batch(problem):
+    p, _ = problem
+    (b,) = jax.export.symbolic_shape("b")
+    exported = jax.export.export(
+        jax.jit(lambda x: gemv(x, p.tensor)), platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS
+    )(jax.ShapeDtypeStruct((b, 64), jnp.float32))
+    with jax.default_device(jax.devices("cpu")[0]):
+        call = jax.export.deserialize(exported.serialize(vjp_order=1)).call
+        for m in (1, 65):
+            grad = jax.grad(lambda x: call(x).sum())(jnp.ones((m, 64)))
+            np.testing.assert_array_equal(grad, np.broadcast_to(p.weight().sum(0), grad.shape))
+
+
 def test_symbolic_batch_under_vmap(problem):
     p, _ = problem
     b, c = jax.export.symbolic_shape("b, c")

@@ -187,7 +187,7 @@ def _transpose(ct, *args, names, **params):
     if "x" in unknown:
         x = unknown.pop("x")
         cotangents["x"] = _transposed(ct, x, {n: a for n, a in named.items() if n != "bias"}, params)
-        named["x"] = jnp.zeros(x.shape, x.dtype)
+        named["x"] = jnp.zeros(x.shape, x.dtype)  # on which the others do not depend
     if unknown:
         linear = jax.linear_transpose(lambda u: _as_reference(named | u, params), unknown)
         cotangents |= linear(ct)[0]
@@ -195,7 +195,7 @@ def _transpose(ct, *args, names, **params):
 
 
 def _transposed(ct, x, named: dict, params: dict):
-    """The cotangent of x, of an aval, in the product with `named`."""
+    """The cotangent of x, which is given as its aval, in the product with `named`."""
     k = x.shape[-1] if params["k"] is None else None
     y = _bind(named | {"x": ct}, **params | {"k": k, "out_dtype": x.dtype})
     if "index" not in named:
