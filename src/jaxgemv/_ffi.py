@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     bits: int
     x: str
     rows: int
-    transposed: bool = False
+    transposed: bool
 
 
 class Backend(NamedTuple):
