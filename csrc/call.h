@@ -82,7 +82,7 @@ inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, size_t rank,
 inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale,
                                      ffi::AnyBuffer zero, ffi::AnyBuffer offset,
                                      ffi::AnyBuffer bias, ffi::AnyBuffer index, ffi::AnyBuffer y,
-                                     int64_t bits, int64_t group) {
+                                     int64_t bits, int64_t group, bool transposed) {
   using detail::invalid;
   Call call;
   Problem& p = call.problem;

@@ -22,7 +22,8 @@ const std::vector<const Level*>& supported_levels() {
                           __builtin_cpu_supports("f16c");
     const bool has_avx512 =
         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vnni");
     if (has_avx2) found.insert(found.begin(), &kAvx2);
     if (has_avx2 && has_avx512) found.insert(found.begin(), &kAvx512);
 #endif
@@ -43,20 +44,6 @@ constexpr Index kTaskBytes = 64 << 10;
 // Tasks for each thread: threads that start late or run slowly take fewer.
 constexpr Index kTasksPerThread = 8;
 
-// Narrower vectors have smaller blocks. A group that is not whole blocks at the current level may
-// be at a lower one, which is then faster: AVX2 for groups of 16, say.
-const Kernel& kernel_for(const Problem& problem) {
-  const auto& levels = supported_levels();
-  const auto current = std::find(levels.begin(), levels.end(), current_level());
-  const auto kernel_of = [&](const Level* level) -> const Kernel& {
-    return level->kernels[problem.bits - 1];
-  };
-  const auto whole = std::find_if(current, levels.end(), [&](const Level* level) {
-    return kernel_of(level).is_whole(problem);
-  });
-  return kernel_of(whole == levels.end() ? *current : *whole);
-}
-
 struct alignas(64) Line {
   static constexpr Index kValues = 16;
   std::byte bytes[64];
@@ -67,7 +54,9 @@ using Lines = std::vector<Line>;
 // call's buffers gone; it finds no task and touches nothing.
 struct Job {
   Job(const Call& call, Index threads)
-      : problem(call.problem), operands(call.operands), kernel(kernel_for(problem)) {
+      : problem(call.problem),
+        operands(call.operands),
+        kernel(current_level()->kernels[problem.bits - 1]) {
     const Index bytes = std::max<Index>(1, row_bytes(problem.K, problem.bits) * problem.M);
     const Index rows = std::max(kTaskBytes / bytes, problem.N / (threads * kTasksPerThread));
     task_rows = std::max<Index>(1, ceil_div(rows, kStrip)) * kStrip;
@@ -93,7 +82,8 @@ struct Job {
     for (Index task; (task = next.fetch_add(1)) < tasks; ++finished) {
       const Index slice = task / tasks_per_slice, begin = task % tasks_per_slice * task_rows;
       const Index end = std::min(begin + task_rows, problem.N);
-      kernel.run(problem, operands, slice, arranged_of(slice), begin, end, scratch[worker].data());
+      kernel.run(problem, operands, slice, arranged_of(slice), begin, end,
+                 reinterpret_cast<float*>(scratch[worker].data()));
     }
     if (finished > 0) done.CountDown(finished);
   }

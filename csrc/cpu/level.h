@@ -9,17 +9,14 @@ namespace jaxgemv {
 
 // The code for one width of weights. Sizes are in values of four bytes.
 struct Kernel {
-  // Whether it is fast: groups are whole blocks of codes.
-  bool (*is_whole)(const Problem&);
-
-  // x is converted once per call to float32, in the order in which the kernel meets the codes.
+  // x is converted once per call, to what the kernel reads.
   Index (*arranged_size)(const Problem&);
   void (*arrange)(const Problem&, const Operands&, Index slice, float* arranged);
 
   // Computes y[slice, :, begin:end], where begin is a multiple of kStrip.
   Index (*scratch_size)(const Problem&);
-  void (*run)(const Problem&, const Operands&, Index slice, const float* arranged, Index begin,
-              Index end, void* scratch);
+  void (*run)(const Problem&, const Operands&, Index slice, float* arranged, Index begin, Index end,
+              float* scratch);
 };
 
 struct Level {
@@ -30,9 +27,11 @@ struct Level {
 extern const Level kAvx512, kAvx2, kPortable;
 
 // Rows of weights that a kernel takes at a time; work is divided in multiples of this.
-constexpr int kStrip = 4;
-// Rows of x that share one decoding of the weights.
-constexpr int kRowTiles[] = {1, 2, 4};
+constexpr int kStrip = 32;
+// Rows of x that share a read of the weights: any number, but Python calls with no more.
+constexpr int kMaxRows = 64;
+// Rows of x that are taken as integers.
+constexpr int kDigitRows = 4;
 
 // Those this processor can run, best first.
 const std::vector<const Level*>& supported_levels();

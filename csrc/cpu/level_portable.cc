@@ -1,4 +1,5 @@
 // What every processor has: vectors of four floats, SSE2 or NEON.
+#include <cstddef>
 #include <cstdint>
 
 namespace jaxgemv {
@@ -10,7 +11,11 @@ typedef int32_t Ints __attribute__((vector_size(16)));
 
 constexpr int kLookupSize = 0;  // no instruction for it
 
-inline Floats lookup(Floats table, Ints) { return table; }
+inline Floats lookup(Floats table, Ints index) {
+  Floats found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane]];
+  return found;
+}
 
 // Two lanes at a time in 64-bit registers: compilers insert single lanes through memory.
 inline Ints widen_bytes(const uint8_t* from) {
@@ -30,6 +35,35 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   }
   return words;
 }
+
+inline Ints load_words(const uint8_t* from) {
+  Ints words;
+  __builtin_memcpy(&words, from, sizeof(words));
+  return words;
+}
+
+inline Ints load_words(const uint8_t* from, int64_t count) {
+  Ints words = {};
+  __builtin_memcpy(&words, from, 4 * static_cast<size_t>(count));
+  return words;
+}
+
+constexpr int kDigitBits = 16;
+
+inline Ints dot(Ints sum, Ints codes, Ints digits) {
+  typedef int16_t Shorts __attribute__((vector_size(16)));
+  const Shorts a = (Shorts)codes, b = (Shorts)digits;
+  for (int lane = 0; lane < kLanes; ++lane)
+    sum[lane] += int32_t{a[2 * lane]} * b[2 * lane] + int32_t{a[2 * lane + 1]} * b[2 * lane + 1];
+  return sum;
+}
+
+inline void transpose(Ints (&square)[kLanes]) {
+  const Ints a = square[0], b = square[1], c = square[2], d = square[3];
+  for (int i = 0; i < kLanes; ++i) square[i] = Ints{a[i], b[i], c[i], d[i]};
+}
+
+constexpr int kTileRows = 4;
 
 }  // namespace
 }  // namespace jaxgemv

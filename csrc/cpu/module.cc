@@ -24,8 +24,7 @@ nb::list kernels() {
   nb::list rows;
   for (int bits = 1; bits <= 8; ++bits)
     for (Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
-      for (int tile : kRowTiles)
-        rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), tile));
+      rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), kMaxRows));
   return rows;
 }
 
