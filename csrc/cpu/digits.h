@@ -18,9 +18,6 @@ namespace {
 // Rows of weights times rows of x in registers at once.
 constexpr int kDigitTile = 4;
 
-// Bytes from a load of weights to what is asked for ahead of its time.
-constexpr Index kAhead = 2048;
-
 // Bits of an element in fixed point; float32 gets one digit more.
 constexpr int kFixedBits = 30;
 // An element may be off by so much of itself: 16 roundings of float32.
@@ -59,7 +56,7 @@ struct Digits {
   // x as the kernel reads it, in this order.
   struct Arranged {
     float* sums;    // [row][group]: of x
-    float* powers;  // [block][row]: what a unit of the run is worth, at its first block
+    float* powers;  // [row][run]: what a unit is worth
     float* digits;  // [block][step][row][plane]: vectors
     Index size;     // in floats
 
@@ -67,14 +64,20 @@ struct Digits {
       const Index rows = tile_rows(p), blocks = blocks_of(p);
       sums = at;
       powers = sums + rows * padded(groups_of(p));
-      digits = powers + padded(rows * blocks);
+      digits = powers + rows * padded(runs_of(p));
       size = digits - at + blocks * kSteps * rows * planes_of(p.x) * kLanes;
     }
   };
 
-  // Blocks that share a scale, or hold several groups each.
+  // Blocks hold several groups each.
+  static bool is_narrow(const Problem& p) { return p.group < kCodes && p.group < p.K; }
+  // Blocks of a group; it is cut into runs.
   static Index group_blocks(const Problem& p) {
     return p.group >= p.K ? blocks_of(p) : max_of(1, p.group / kCodes);
+  }
+  static Index group_runs(const Problem& p) { return ceil_div(group_blocks(p), kMaxRun); }
+  static Index runs_of(const Problem& p) {
+    return ceil_div(blocks_of(p), group_blocks(p)) * group_runs(p);
   }
 
   // False where an element would be too far off.
@@ -86,7 +89,8 @@ struct Digits {
     float natural[kMaxRun * kCodes];
     for (Index m = 0; m < p.M; ++m) {
       float* sums = a.sums + m * padded(groups);
-      for (Index block = 0, end; block < blocks; block = end) {
+      float* power = a.powers + m * padded(runs_of(p));
+      for (Index block = 0, end; block < blocks; block = end, ++power) {
         end = min_of(min_of(block + kMaxRun, (block / group_size + 1) * group_size), blocks);
         const Index k = block * kCodes, count = min_of(end * kCodes, p.K) - k;
         for (Index i = count; i < (end - block) * kCodes; ++i) natural[i] = 0;
@@ -98,12 +102,10 @@ struct Digits {
           for (; i < stop; ++i) sum += natural[i];
           sums[g] += sum;
         }
-        float power;
-        if (!unit_of(natural, (end - block) * kCodes, &power)) return false;
-        a.powers[block * rows + m] = power;
+        if (!unit_of(natural, (end - block) * kCodes, power)) return false;
         for (Index b = block; b < end; ++b) {
           float* to = a.digits + (b * kSteps * rows + m) * planes_of(p.x) * kLanes;
-          if (!cut(p, natural + (b - block) * kCodes, 1 / power, rows, to)) return false;
+          if (!cut(p, natural + (b - block) * kCodes, 1 / *power, rows, to)) return false;
         }
       }
     }
@@ -175,89 +177,125 @@ struct Digits {
     }
   }
 
-  // total[r][m]: lanes whose sum is dot(weights of row r, row m of x).
-  template <int kRows, int kPlanes, int kCount = kDigitTile / kRows>
-  static void multiply(const Problem& p, const Arranged& x, const uint8_t* const* rows,
-                       const Params& params, Ints group_of_lane, Floats (&total)[kCount][kRows]) {
-    const Index blocks = blocks_of(p), words = row_bytes(p.K, kBits) / 4;
-    const Index lane_groups = p.group >= kCodes || p.group >= p.K ? 1 : kCodes / p.group;
+  // sum += products of a block.
+  template <int kRows, int kPlanes, int kCount>
+  static void add_block(const Ints (&w)[kCount], const float* digits,
+                        Ints (&sum)[kCount][kRows][kPlanes]) {
+    JAXGEMV_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      JAXGEMV_UNROLL
+      for (int m = 0; m < kRows; ++m, digits += kPlanes * kLanes) {
+        JAXGEMV_UNROLL
+        for (int r = 0; r < kCount; ++r) {
+          const Ints codes = kBits == kDigit ? w[r] : w[r] >> (step * kBits) & kMask;
+          JAXGEMV_UNROLL
+          for (int plane = 0; plane < kPlanes; ++plane)
+            sum[r][m][plane] = dot(sum[r][m][plane], codes, load_ints(digits + plane * kLanes));
+        }
+      }
+    }
+  }
+
+  // What a unit of a lane is worth: [row of weights][row of x][run], or where blocks hold several
+  // groups [..][..][block][lane].
+  static Index worth_size(const Problem& p) {
+    return is_narrow(p) ? blocks_of(p) * kLanes : padded(runs_of(p));
+  }
+
+  static void set_worth(const Problem& p, const float* powers, const float* scale,
+                        Ints group_of_lane, float* worth) {
+    if (is_narrow(p)) {
+      for (Index block = 0; block < blocks_of(p); ++block, scale += kCodes / p.group)
+        store_floats(worth + block * kLanes,
+                     lookup(load_floats(scale), group_of_lane) * powers[block]);
+    } else if (group_runs(p) == 1) {
+      for (Index run = 0; run < padded(runs_of(p)); run += kLanes)
+        store_floats(worth + run, load_floats(scale + run) * load_floats(powers + run));
+    } else {
+      for (Index run = 0, g = 0; run < runs_of(p); ++g)
+        for (Index i = 0; i < group_runs(p); ++i, ++run) worth[run] = scale[g] * powers[run];
+    }
+  }
+
+  // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
+  template <int kRows, int kPlanes, bool kNarrow, int kCount = kDigitTile / kRows>
+  static void multiply(const Problem& p, const float* digits, const uint8_t* const (&rows)[kCount],
+                       const float* worth, Floats (&total)[kCount][kRows]) {
+    const Index words = row_bytes(p.K, kBits) / 4, blocks = blocks_of(p);
+    const Index whole_blocks = words / kLanes, size = worth_size(p), group_size = group_blocks(p);
+    // The next rows, in the order of memory, which is then asked for nothing but what comes next.
+    const uint8_t* ahead = rows[0] + kCount * row_bytes(p.K, kBits);
     Floats acc[kCount][kRows] = {};
-    const float* digits = x.digits;
-    const Index group_size = group_blocks(p);
-    Index g = 0, group_end = group_size;
+    Index group_end = group_size;
     for (Index block = 0; block < blocks;) {
       const Index end = min_of(min_of(block + kMaxRun, group_end), blocks);
       Ints sum[kCount][kRows][kPlanes] = {};
-      const Index first = block;
-      for (; block < end; ++block) {
+      for (; block < end; ++block, digits += kSteps * kRows * kPlanes * kLanes) {
         Ints w[kCount];
         JAXGEMV_UNROLL
-        for (int r = 0; r < kCount; ++r) {
+        for (int r = 0; r < kCount; ++r, ahead += kBytes) {
           const uint8_t* from = rows[r] + block * kBytes;
-          __builtin_prefetch(from + kAhead);
-          w[r] = (block + 1) * kLanes <= words ? load_words(from)
-                                               : load_words(from, words - block * kLanes);
+          PF;
+          w[r] = block < whole_blocks ? load_words(from) : load_words(from, words % kLanes);
         }
-        JAXGEMV_UNROLL
-        for (int step = 0; step < kSteps; ++step) JAXGEMV_UNROLL
-        for (int m = 0; m < kRows; ++m) {
-          JAXGEMV_UNROLL
-          for (int r = 0; r < kCount; ++r) {
-            const Ints codes = kBits == kDigit ? w[r] : w[r] >> (step * kBits) & kMask;
-            JAXGEMV_UNROLL
-            for (int plane = 0; plane < kPlanes; ++plane)
-              sum[r][m][plane] = dot(sum[r][m][plane], codes, load_ints(digits + plane * kLanes));
-          }
-          digits += kPlanes * kLanes;
-        }
+        add_block(w, digits, sum);
       }
       JAXGEMV_UNROLL
-      for (int r = 0; r < kCount; ++r) {
-        const Floats scale = lookup(load_floats(params.scale + r * params.size + g), group_of_lane);
+      for (int r = 0; r < kCount; ++r)
         JAXGEMV_UNROLL
-        for (int m = 0; m < kRows; ++m)
-          acc[r][m] += value_of(sum[r][m]) * (scale * x.powers[first * kRows + m]);
-      }
-      if (end == group_end) g += lane_groups, group_end += group_size;
+        for (int m = 0; m < kRows; ++m) {
+          const float* at = worth + (r * kRows + m) * size;
+          if constexpr (kNarrow)
+            acc[r][m] += value_of(sum[r][m]) * load_floats(at);
+          else
+            acc[r][m] += value_of(sum[r][m]) * *at;
+        }
+      worth += kNarrow ? kLanes : 1;
+      if (end == group_end) group_end += group_size;
     }
-    const Index groups = groups_of(p);
     JAXGEMV_UNROLL
-    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
-    for (int m = 0; m < kRows; ++m) {
-      for (Index i = 0; i < groups; i += kLanes)
-        acc[r][m] += load_floats(params.offset + r * params.size + i) *
-                     load_floats(x.sums + m * padded(groups) + i);
-      total[r][m] = acc[r][m];
-    }
+    for (int r = 0; r < kCount; ++r)
+      JAXGEMV_UNROLL
+      for (int m = 0; m < kRows; ++m) total[r][m] = acc[r][m];
   }
 
   static constexpr int32_t kMask = static_cast<int32_t>(
       kDigit == 8 ? ((1u << kBits) - 1) * 0x01010101u : ((1u << kBits) - 1) * 0x00010001u);
 
-  static Index scratch_size(const Problem& p) { return Params::scratch_size(p, kDigitTile); }
+  static Index scratch_size(const Problem& p) {
+    return Params::scratch_size(p, 1) + kDigitTile * worth_size(p);
+  }
 
-  template <int kRows, int kPlanes>
+  template <int kRows, int kPlanes, bool kNarrow>
   static void run_tile(const Problem& p, const Operands& o, Index slice, Index stack,
                        const Arranged& x, Index begin, Index end, float* scratch) {
     constexpr int kCount = kDigitTile / kRows;
-    Params params(p, scratch, kCount);
+    const Params params(p, scratch, 1);
+    float* worth = scratch + Params::scratch_size(p, 1);
+    const Index groups = groups_of(p);
     int32_t lane_group[kLanes] = {};
-    if (p.group < kCodes && p.group < p.K)
-      for (Index i = 0; i < kLanes; ++i)
-        lane_group[i] = static_cast<int32_t>(i * kLaneCodes / p.group);
+    for (int lane = 0; kNarrow && lane < kLanes; ++lane)
+      lane_group[lane] = static_cast<int32_t>(lane * kLaneCodes / p.group);
     for (Index n0 = begin; n0 < end; n0 += kCount) {
       const uint8_t* rows[kCount];
+      Floats total[kCount][kRows], shift[kCount][kRows] = {};
       for (Index r = 0; r < kCount; ++r) {
         const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
         rows[r] = o.packed + stack * o.packed_stack_stride + n * row_bytes(p.K, kBits);
-        params.load(p, o, stack, n, r);
+        params.load(p, o, stack, n, 0);
+        for (Index m = 0; m < kRows; ++m) {
+          set_worth(p, x.powers + m * padded(runs_of(p)), params.scale, load_ints(lane_group),
+                    worth + (r * kRows + m) * worth_size(p));
+          for (Index g = 0; g < groups; g += kLanes)
+            shift[r][m] += load_floats(params.offset + g) * load_floats(x.sums + m * padded(groups) + g);
+        }
       }
-      Floats total[kCount][kRows];
-      multiply<kRows, kPlanes>(p, x, rows, params, load_ints(lane_group), total);
+      multiply<kRows, kPlanes, kNarrow>(p, x.digits, rows, worth, total);
       for (Index r = 0; r < kCount && n0 + r < end; ++r) {
         const float bias = bias_of(o, stack, n0 + r);
         for (Index m = 0; m < min_of(kRows, p.M); ++m)
-          write_float(p.y, o.y, (slice * p.M + m) * p.N + n0 + r, sum_of(total[r][m]) + bias);
+          write_float(p.y, o.y, (slice * p.M + m) * p.N + n0 + r,
+                      sum_of(total[r][m] + shift[r][m]) + bias);
       }
     }
   }
@@ -266,11 +304,16 @@ struct Digits {
                   Index begin, Index end, float* scratch) {
     const Arranged x(p, arranged);
     const auto run_rows = [&]<int kRows>(std::integral_constant<int, kRows>) {
-      constexpr int kFewer = planes_of(Dtype::kBF16), kMore = planes_of(Dtype::kF32);
+      const auto run_planes = [&]<int kPlanes>(std::integral_constant<int, kPlanes>) {
+        if (is_narrow(p))
+          run_tile<kRows, kPlanes, true>(p, o, slice, stack, x, begin, end, scratch);
+        else
+          run_tile<kRows, kPlanes, false>(p, o, slice, stack, x, begin, end, scratch);
+      };
       if (p.x == Dtype::kF32)
-        run_tile<kRows, kMore>(p, o, slice, stack, x, begin, end, scratch);
+        run_planes(std::integral_constant<int, planes_of(Dtype::kF32)>());
       else
-        run_tile<kRows, kFewer>(p, o, slice, stack, x, begin, end, scratch);
+        run_planes(std::integral_constant<int, planes_of(Dtype::kBF16)>());
     };
     if (p.M == 1)
       run_rows(std::integral_constant<int, 1>());
