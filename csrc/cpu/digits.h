@@ -53,6 +53,26 @@ struct Digits {
   // Rows of x that are multiplied together; three are padded to four.
   static int tile_rows(const Problem& p) { return p.M > 2 ? 4 : static_cast<int>(p.M); }
 
+  // Worked out once: divisions are slow.
+  struct Shape {
+    Index blocks, whole_blocks;      // of a row of weights
+    Index groups;                    // of it
+    Index group_blocks, group_runs;  // of a group
+    Index runs;
+    bool is_narrow;    // blocks hold several groups each
+    Index worth_size;  // floats for a row of weights and one of x
+
+    explicit Shape(const Problem& p) {
+      blocks = blocks_of(p), whole_blocks = row_bytes(p.K, kBits) / kBytes;
+      groups = groups_of(p);
+      is_narrow = p.group < kCodes && p.group < p.K;
+      group_blocks = p.group >= p.K ? blocks : max_of(1, p.group / kCodes);
+      group_runs = ceil_div(group_blocks, kMaxRun);
+      runs = ceil_div(blocks, group_blocks) * group_runs;
+      worth_size = is_narrow ? blocks * kLanes : padded(runs);
+    }
+  };
+
   // x as the kernel reads it, in this order.
   struct Arranged {
     float* sums;    // [row][group]: of x
@@ -61,35 +81,25 @@ struct Digits {
     Index size;     // in floats
 
     Arranged(const Problem& p, float* at) {
-      const Index rows = tile_rows(p), blocks = blocks_of(p);
+      const Shape shape(p);
+      const Index rows = tile_rows(p);
       sums = at;
-      powers = sums + rows * padded(groups_of(p));
-      digits = powers + rows * padded(runs_of(p));
-      size = digits - at + blocks * kSteps * rows * planes_of(p.x) * kLanes;
+      powers = sums + rows * padded(shape.groups);
+      digits = powers + rows * padded(shape.runs);
+      size = digits - at + shape.blocks * kSteps * rows * planes_of(p.x) * kLanes;
     }
   };
-
-  // Blocks hold several groups each.
-  static bool is_narrow(const Problem& p) { return p.group < kCodes && p.group < p.K; }
-  // Blocks of a group; it is cut into runs.
-  static Index group_blocks(const Problem& p) {
-    return p.group >= p.K ? blocks_of(p) : max_of(1, p.group / kCodes);
-  }
-  static Index group_runs(const Problem& p) { return ceil_div(group_blocks(p), kMaxRun); }
-  static Index runs_of(const Problem& p) {
-    return ceil_div(blocks_of(p), group_blocks(p)) * group_runs(p);
-  }
 
   // False where an element would be too far off.
   static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
     const Arranged a(p, out);
-    const Index rows = tile_rows(p), groups = groups_of(p), blocks = blocks_of(p);
-    const Index group_size = group_blocks(p);
+    const Shape shape(p);
+    const Index rows = tile_rows(p), blocks = shape.blocks, group_size = shape.group_blocks;
     for (Index i = 0; i < a.size; ++i) out[i] = 0;
     float natural[kMaxRun * kCodes];
     for (Index m = 0; m < p.M; ++m) {
-      float* sums = a.sums + m * padded(groups);
-      float* power = a.powers + m * padded(runs_of(p));
+      float* sums = a.sums + m * padded(shape.groups);
+      float* power = a.powers + m * padded(shape.runs);
       for (Index block = 0, end; block < blocks; block = end, ++power) {
         end = min_of(min_of(block + kMaxRun, (block / group_size + 1) * group_size), blocks);
         const Index k = block * kCodes, count = min_of(end * kCodes, p.K) - k;
@@ -196,33 +206,49 @@ struct Digits {
     }
   }
 
-  // What a unit of a lane is worth: [row of weights][row of x][run], or where blocks hold several
-  // groups [..][..][block][lane].
-  static Index worth_size(const Problem& p) {
-    return is_narrow(p) ? blocks_of(p) * kLanes : padded(runs_of(p));
-  }
-
-  static void set_worth(const Problem& p, const float* powers, const float* scale,
-                        Ints group_of_lane, float* worth) {
-    if (is_narrow(p)) {
-      for (Index block = 0; block < blocks_of(p); ++block, scale += kCodes / p.group)
-        store_floats(worth + block * kLanes,
-                     lookup(load_floats(scale), group_of_lane) * powers[block]);
-    } else if (group_runs(p) == 1) {
-      for (Index run = 0; run < padded(runs_of(p)); run += kLanes)
-        store_floats(worth + run, load_floats(scale + run) * load_floats(powers + run));
-    } else {
-      for (Index run = 0, g = 0; run < runs_of(p); ++g)
-        for (Index i = 0; i < group_runs(p); ++i, ++run) worth[run] = scale[g] * powers[run];
+  // Of a row of weights: its offsets' part of the sums, and what units are worth: [row of x][run],
+  // or where blocks hold several groups [..][block][lane]. `scales` is scratch.
+  template <int kRows, bool kNarrow>
+  static void load_row(const Problem& p, const Operands& o, Index stack, Index n,
+                       const Shape& shape, const Arranged& x, Ints group_of_lane, float* scales,
+                       float* worth, Floats (&shift)[kRows]) {
+    const Index groups = padded(shape.groups), runs = padded(shape.runs);
+    const bool is_direct = !kNarrow && shape.group_runs == 1;
+    Floats sum[kRows] = {};
+    for (Index g = 0; g < groups; g += kLanes) {
+      const GroupParams params = group_params(p, o, stack, n, g, shape.groups);
+      if (!is_direct) store_floats(scales + g, params.scale);
+      JAXGEMV_UNROLL
+      for (int m = 0; m < kRows; ++m) {
+        sum[m] += params.offset * load_floats(x.sums + m * groups + g);
+        if (is_direct)
+          store_floats(worth + m * runs + g, params.scale * load_floats(x.powers + m * runs + g));
+      }
+    }
+    JAXGEMV_UNROLL
+    for (int m = 0; m < kRows; ++m, worth += shape.worth_size) {
+      shift[m] = sum[m];
+      const float* powers = x.powers + m * runs;
+      if (kNarrow) {
+        const Index block_groups = kCodes / p.group;
+        for (Index block = 0; block < shape.blocks; ++block)
+          store_floats(
+              worth + block * kLanes,
+              lookup(load_floats(scales + block * block_groups), group_of_lane) * powers[block]);
+      } else if (!is_direct) {
+        for (Index run = 0, g = 0; run < shape.runs; ++g)
+          for (Index i = 0; i < shape.group_runs; ++i, ++run) worth[run] = scales[g] * powers[run];
+      }
     }
   }
 
   // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
   template <int kRows, int kPlanes, bool kNarrow, int kCount = kDigitTile / kRows>
-  static void multiply(const Problem& p, const float* digits, const uint8_t* const (&rows)[kCount],
-                       const float* worth, Floats (&total)[kCount][kRows]) {
-    const Index words = row_bytes(p.K, kBits) / 4, blocks = blocks_of(p);
-    const Index whole_blocks = words / kLanes, size = worth_size(p), group_size = group_blocks(p);
+  static void multiply(const Problem& p, const Shape& shape, const float* digits,
+                       const uint8_t* const (&rows)[kCount], const float* worth,
+                       Floats (&total)[kCount][kRows]) {
+    const Index words = row_bytes(p.K, kBits) / 4, blocks = shape.blocks, size = shape.worth_size;
+    const Index whole_blocks = shape.whole_blocks, group_size = shape.group_blocks;
     // The next rows, in the order of memory, which is then asked for nothing but what comes next.
     const uint8_t* ahead = rows[0] + kCount * row_bytes(p.K, kBits);
     Floats acc[kCount][kRows] = {};
@@ -235,62 +261,57 @@ struct Digits {
         JAXGEMV_UNROLL
         for (int r = 0; r < kCount; ++r, ahead += kBytes) {
           const uint8_t* from = rows[r] + block * kBytes;
-          PF;
+          __builtin_prefetch(ahead);
           w[r] = block < whole_blocks ? load_words(from) : load_words(from, words % kLanes);
         }
         add_block(w, digits, sum);
       }
       JAXGEMV_UNROLL
-      for (int r = 0; r < kCount; ++r)
-        JAXGEMV_UNROLL
-        for (int m = 0; m < kRows; ++m) {
-          const float* at = worth + (r * kRows + m) * size;
-          if constexpr (kNarrow)
-            acc[r][m] += value_of(sum[r][m]) * load_floats(at);
-          else
-            acc[r][m] += value_of(sum[r][m]) * *at;
-        }
+      for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
+      for (int m = 0; m < kRows; ++m) {
+        const float* at = worth + (r * kRows + m) * size;
+        if constexpr (kNarrow)
+          acc[r][m] += value_of(sum[r][m]) * load_floats(at);
+        else
+          acc[r][m] += value_of(sum[r][m]) * *at;
+      }
       worth += kNarrow ? kLanes : 1;
       if (end == group_end) group_end += group_size;
     }
     JAXGEMV_UNROLL
-    for (int r = 0; r < kCount; ++r)
-      JAXGEMV_UNROLL
-      for (int m = 0; m < kRows; ++m) total[r][m] = acc[r][m];
+    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
+    for (int m = 0; m < kRows; ++m) total[r][m] = acc[r][m];
   }
 
   static constexpr int32_t kMask = static_cast<int32_t>(
       kDigit == 8 ? ((1u << kBits) - 1) * 0x01010101u : ((1u << kBits) - 1) * 0x00010001u);
 
+  // A row's scales, with a vector behind the last, and what units are worth.
   static Index scratch_size(const Problem& p) {
-    return Params::scratch_size(p, 1) + kDigitTile * worth_size(p);
+    const Shape shape(p);
+    return padded(shape.groups) + kLanes + kDigitTile * shape.worth_size;
   }
 
   template <int kRows, int kPlanes, bool kNarrow>
   static void run_tile(const Problem& p, const Operands& o, Index slice, Index stack,
                        const Arranged& x, Index begin, Index end, float* scratch) {
     constexpr int kCount = kDigitTile / kRows;
-    const Params params(p, scratch, 1);
-    float* worth = scratch + Params::scratch_size(p, 1);
-    const Index groups = groups_of(p);
+    const Shape shape(p);
+    float* worth = scratch + padded(shape.groups) + kLanes;
     int32_t lane_group[kLanes] = {};
     for (int lane = 0; kNarrow && lane < kLanes; ++lane)
       lane_group[lane] = static_cast<int32_t>(lane * kLaneCodes / p.group);
+    const Ints group_of_lane = load_ints(lane_group);
     for (Index n0 = begin; n0 < end; n0 += kCount) {
       const uint8_t* rows[kCount];
-      Floats total[kCount][kRows], shift[kCount][kRows] = {};
+      Floats total[kCount][kRows], shift[kCount][kRows];
       for (Index r = 0; r < kCount; ++r) {
         const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
         rows[r] = o.packed + stack * o.packed_stack_stride + n * row_bytes(p.K, kBits);
-        params.load(p, o, stack, n, 0);
-        for (Index m = 0; m < kRows; ++m) {
-          set_worth(p, x.powers + m * padded(runs_of(p)), params.scale, load_ints(lane_group),
-                    worth + (r * kRows + m) * worth_size(p));
-          for (Index g = 0; g < groups; g += kLanes)
-            shift[r][m] += load_floats(params.offset + g) * load_floats(x.sums + m * padded(groups) + g);
-        }
+        load_row<kRows, kNarrow>(p, o, stack, n, shape, x, group_of_lane, scratch,
+                                 worth + r * kRows * shape.worth_size, shift[r]);
       }
-      multiply<kRows, kPlanes, kNarrow>(p, x.digits, rows, worth, total);
+      multiply<kRows, kPlanes, kNarrow>(p, shape, x.digits, rows, worth, total);
       for (Index r = 0; r < kCount && n0 + r < end; ++r) {
         const float bias = bias_of(o, stack, n0 + r);
         for (Index m = 0; m < min_of(kRows, p.M); ++m)
@@ -305,7 +326,7 @@ struct Digits {
     const Arranged x(p, arranged);
     const auto run_rows = [&]<int kRows>(std::integral_constant<int, kRows>) {
       const auto run_planes = [&]<int kPlanes>(std::integral_constant<int, kPlanes>) {
-        if (is_narrow(p))
+        if (Shape(p).is_narrow)
           run_tile<kRows, kPlanes, true>(p, o, slice, stack, x, begin, end, scratch);
         else
           run_tile<kRows, kPlanes, false>(p, o, slice, stack, x, begin, end, scratch);

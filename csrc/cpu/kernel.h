@@ -10,7 +10,7 @@
 // A level's vectors are Floats and Ints of kLanes lanes, and
 //   load_words(from), load_words(from, count): kLanes words, or zeros behind the first `count`;
 //   transpose(square): of kLanes vectors;
-//   lookup(table, index): table[index % kLanes];
+//   lookup(table, index): table[index % kLanes]; sum_of(value): of the lanes;
 //   dot(sum, codes, digits): sums of products, in lanes of 32 bits, of unsigned codes and signed
 //     digits of kDigitBits; that is 0 where the processor has no such thing.
 // kTileRows rows of x times kStrip of weights are in registers at once, in panel.h.

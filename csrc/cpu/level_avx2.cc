@@ -25,6 +25,13 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   return (Ints)_mm256_shuffle_epi8(bytes, _mm256_loadu_si256((const __m256i*)places));
 }
 
+inline float sum_of(Floats value) {
+  const __m128 four =
+      _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
 inline Ints load_words(const uint8_t* from) {
   return (Ints)_mm256_loadu_si256((const __m256i*)from);
 }

@@ -26,6 +26,8 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   return (Ints)_mm512_shuffle_epi8(bytes, _mm512_loadu_si512(places));
 }
 
+inline float sum_of(Floats value) { return _mm512_reduce_add_ps((__m512)value); }
+
 inline Ints load_words(const uint8_t* from) { return (Ints)_mm512_loadu_si512(from); }
 
 inline Ints load_words(const uint8_t* from, int64_t count) {

@@ -36,6 +36,8 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   return words;
 }
 
+inline float sum_of(Floats value) { return (value[0] + value[2]) + (value[1] + value[3]); }
+
 inline Ints load_words(const uint8_t* from) {
   Ints words;
   __builtin_memcpy(&words, from, sizeof(words));

@@ -44,7 +44,7 @@ struct Panel {
 
   // Accumulators, a panel, and the parameters by group and lane.
   static Index scratch_size(const Problem& p) {
-    return kStrip * (p.M + kPanelCodes + 2 * groups_of(p)) + Params::scratch_size(p, 1);
+    return kStrip * (p.M + kPanelCodes + 2 * padded(groups_of(p)));
   }
 
   // panel[k][lane] <- codes k0 .. k0 + count of kStrip rows.
@@ -137,16 +137,17 @@ struct Panel {
     float* acc = scratch;
     float* panel = acc + kStrip * p.M;
     float* by_group = panel + kStrip * kPanelCodes;  // [group][scale, offset][lane]
-    const Params params(p, by_group + 2 * kStrip * groups, 1);
     for (Index n0 = begin; n0 < end; n0 += kStrip) {
       const uint8_t* rows[kStrip];
       for (Index r = 0; r < kStrip; ++r) {
         const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
         rows[r] = o.packed + stack * o.packed_stack_stride + n * row_bytes(p.K, kBits);
-        params.load(p, o, stack, n, 0);
-        for (Index g = 0; g < groups; ++g) {
-          by_group[g * 2 * kStrip + r] = params.scale[g];
-          by_group[(g * 2 + 1) * kStrip + r] = params.offset[g];
+        for (Index g = 0; g < groups; g += kLanes) {
+          const GroupParams params = group_params(p, o, stack, n, g, groups);
+          for (int i = 0; i < kLanes; ++i) {
+            by_group[(g + i) * 2 * kStrip + r] = params.scale[i];
+            by_group[((g + i) * 2 + 1) * kStrip + r] = params.offset[i];
+          }
         }
       }
       for (Index i = 0; i < kStrip * p.M; ++i) acc[i] = 0;

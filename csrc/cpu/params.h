@@ -39,17 +39,38 @@ inline void store_floats(float* to, Floats value) { __builtin_memcpy(to, &value,
 
 inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 
-inline float sum_of(Floats vector) {
-  float lane[kLanes];
-  __builtin_memcpy(lane, &vector, sizeof(lane));
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-  return lane[0];
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+
+inline Floats to_floats(Dtype dtype, Halves value) {
+  const Ints wide = __builtin_convertvector(value, Ints);
+  if (dtype == Dtype::kBF16) return (Floats)(wide << 16);
+  // As in f32_of_f16.
+  constexpr int32_t kRebias = (127 - 15) << 23, kExponent = 0x7c00 << 13;
+  const Ints magnitude = (wide & 0x7fff) << 13, normal = magnitude + kRebias;
+  const Ints subnormal = (Ints)((Floats)(normal + (1 << 23)) - f32_of_bits(kRebias + (1u << 23)));
+  const Ints exponent = magnitude & kExponent;
+  const Ints is_special = exponent == kExponent, is_subnormal = exponent == 0;
+  const Ints finite = (normal & ~is_subnormal) | (subnormal & is_subnormal);
+  return (Floats)(finite + (is_special & kRebias) | (wide & 0x8000) << 16);
+}
+
+// Lane i <- data[first + i], or zero from `count` on.
+inline Floats read_vector(Dtype dtype, const void* data, Index first, Index count) {
+  const char* from = static_cast<const char*>(data) + first * size_of(dtype);
+  char whole[sizeof(Floats)] = {};
+  if (count < kLanes) {
+    __builtin_memcpy(whole, from, static_cast<size_t>(count * size_of(dtype)));
+    from = whole;
+  }
+  if (dtype == Dtype::kF32) return (Floats)load_ints(from);
+  Halves halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return to_floats(dtype, halves);
 }
 
 inline Index groups_of(const Problem& p) { return ceil_div(p.K, p.group); }
 
-inline float bias_of(const Operands& o, Index stack, Index n) {
+inline __attribute__((always_inline)) float bias_of(const Operands& o, Index stack, Index n) {
   float bias = 0;
   if (o.bias.data != nullptr)
     read_floats(o.bias.dtype, o.bias.data, stack * o.bias.stack_stride + n * o.bias.n_stride, 1,
@@ -57,42 +78,24 @@ inline float bias_of(const Operands& o, Index stack, Index n) {
   return bias;
 }
 
-// weight = code * scale + offset, whatever the operands say: [row][group] for a few rows. One
-// vector behind the last group may be read.
-struct Params {
-  float *scale, *offset;
-  Index size;  // of a row
-
-  static Index scratch_size(const Problem& p, Index rows) {
-    return 2 * rows * (padded(groups_of(p)) + kLanes);
-  }
-
-  Params(const Problem& p, float* scratch, Index rows)
-      : scale(scratch), offset(scratch + scratch_size(p, rows) / 2) {
-    size = padded(groups_of(p)) + kLanes;
-    for (Index i = 0; i < scratch_size(p, rows); ++i) scratch[i] = 0;
-  }
-
-  void load(const Problem& p, const Operands& o, Index stack, Index n, Index row) const {
-    const Index groups = groups_of(p);
-    float *s = scale + row * size, *z = offset + row * size;
-    load_groups(o.scale, stack, n, groups, s);
-    if (p.affine == Affine::kMid)
-      for (Index g = 0; g < groups; ++g) z[g] = static_cast<float>(mid_code(p.bits));
-    else
-      load_groups(o.shift, stack, n, groups, z);
-    if (p.affine != Affine::kOffset)
-      for (Index g = 0; g < groups; ++g) z[g] *= -s[g];
-  }
-
- private:
-  static void load_groups(const Param& param, Index stack, Index n, Index groups, float* out) {
-    const Index first = stack * param.stack_stride + n * param.n_stride;
-    read_floats(param.dtype, param.data, first, param.g_stride == 0 ? 1 : groups, out);
-    if (param.g_stride == 0)
-      for (Index g = 1; g < groups; ++g) out[g] = out[0];
-  }
+// weight = code * scale + offset, whatever the operands say.
+struct GroupParams {
+  Floats scale, offset;
 };
+
+// Of kLanes of `groups` groups of row n, from group g on.
+inline GroupParams group_params(const Problem& p, const Operands& o, Index stack, Index n, Index g,
+                                Index groups) {
+  const auto read = [&](const Param& param) {
+    const Index first = stack * param.stack_stride + n * param.n_stride;
+    if (param.g_stride == 0) return Floats{} + read_vector(param.dtype, param.data, first, 1)[0];
+    return read_vector(param.dtype, param.data, first + g, min_of(kLanes, groups - g));
+  };
+  const Floats scale = read(o.scale);
+  if (p.affine == Affine::kMid) return {scale, scale * -static_cast<float>(mid_code(p.bits))};
+  const Floats shift = read(o.shift);
+  return {scale, p.affine == Affine::kOffset ? shift : -shift * scale};
+}
 
 }  // namespace
 }  // namespace jaxgemv
