@@ -1,6 +1,7 @@
 """Everything that a number depends on: device, driver, versions, commit, command."""
 
 import datetime
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -15,6 +16,7 @@ import jaxlib
 
 import jaxgemv
 from bench import native
+from jaxgemv._ffi import backends
 
 _ROOT = Path(__file__).parent.parent
 
@@ -45,9 +47,10 @@ def environment(device, commit: str | None) -> dict:
         }
         nvcc = re.search(r"release ([\d.]+)", _output(native.nvcc() or "nvcc", "--version") or "")
         env["nvcc"] = nvcc.group(1) if nvcc else None
-        env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     else:
-        env["threads"] = os.cpu_count()
+        env["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        env["level"] = backends["cpu"].kernels and importlib.import_module("jaxgemv._cpu").kernels()[0][0]
+    env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     return env
 
 
