@@ -24,7 +24,8 @@ class HostSystem(NamedTuple):
     name: str
     format: str
     dtypes: dict[str, tuple[str, ...]]  # of x, as in systems.System
-    # (x, float32 (N, K) weight, its copies by their bytes) -> bytes of a copy, products with all copies, y, dense weight
+    # (x, float32 (N, K) weight, bytes of a copy -> how many, dtype of x)
+    # -> bytes of a copy, how many, what multiplies with all, the last y, the float32 weight that a copy stands for
     make: Callable
 
 

@@ -1,4 +1,8 @@
 // What every processor has: vectors of four floats, SSE2 or NEON.
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 
@@ -50,15 +54,17 @@ inline Ints load_words(const uint8_t* from, int64_t count) {
   return words;
 }
 
+#if defined(__SSE2__)
 constexpr int kDigitBits = 16;
 
 inline Ints dot(Ints sum, Ints codes, Ints digits) {
-  typedef int16_t Shorts __attribute__((vector_size(16)));
-  const Shorts a = (Shorts)codes, b = (Shorts)digits;
-  for (int lane = 0; lane < kLanes; ++lane)
-    sum[lane] += int32_t{a[2 * lane]} * b[2 * lane] + int32_t{a[2 * lane + 1]} * b[2 * lane + 1];
-  return sum;
+  return sum + (Ints)_mm_madd_epi16((__m128i)codes, (__m128i)digits);
 }
+#else
+constexpr int kDigitBits = 0;
+
+inline Ints dot(Ints sum, Ints, Ints) { return sum; }
+#endif
 
 inline void transpose(Ints (&square)[kLanes]) {
   const Ints a = square[0], b = square[1], c = square[2], d = square[3];

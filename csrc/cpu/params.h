@@ -51,7 +51,7 @@ inline Floats to_floats(Dtype dtype, Halves value) {
   const Ints exponent = magnitude & kExponent;
   const Ints is_special = exponent == kExponent, is_subnormal = exponent == 0;
   const Ints finite = (normal & ~is_subnormal) | (subnormal & is_subnormal);
-  return (Floats)(finite + (is_special & kRebias) | (wide & 0x8000) << 16);
+  return (Floats)((finite + (is_special & kRebias)) | (wide & 0x8000) << 16);
 }
 
 // Lane i <- data[first + i], or zero from `count` on.
