@@ -1,4 +1,4 @@
-"""What torch and ggml make of the same products on a CPU; torch where it is installed, ggml where a library is given."""
+"""What torch (where it is installed) and ggml (where a library is given) make of the same products on a CPU."""
 
 import ctypes
 import importlib.util
