@@ -65,12 +65,14 @@ def device_name(device) -> str:
 
 
 def _command(arguments: list[str]) -> str:
-    """What was asked for, but not where the result went: that is one machine's affair."""
+    """What was asked for, but not where files lie: that is one machine's affair."""
     words = ["python -m bench"]
     left = iter(arguments)
     for word in left:
         if word == "--out":
             next(left)
+        elif word == "--ggml":
+            words += [word, Path(next(left)).name]
         elif not word.startswith("--out="):
             words.append(word)
     return " ".join(words)
