@@ -6,10 +6,12 @@
 - `python -m bench --no-jit --systems jaxgemv`: the kernels alone, in captured CUDA graphs; quick
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
 - `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that accepts a problem, beside the one that is chosen
+- `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch and llama.cpp
 - `python -m bench --plot FILE.json`: draws an earlier result again
 """
 
 import argparse
+import importlib
 import os
 from functools import partial
 from pathlib import Path
@@ -18,12 +20,31 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import environment, floor, measure, native, plot, report, systems, timing, torch_systems, tune
+from bench import (
+    environment,
+    floor,
+    host_systems,
+    measure,
+    native,
+    plot,
+    report,
+    systems,
+    timing,
+    torch_systems,
+    tune,
+)
 
 PLANS = {
     "gpu": timing.Plan(rotate=400e6, copies_range=(4, 100), calls=100, memory=8e9, repeats=15, executions=24),
     # JAX may run several executions side by side on a CPU, so there is only ever one.
     "cpu": timing.Plan(rotate=256e6, copies_range=(4, 64), calls=1, memory=2e9, repeats=11, executions=1),
+}
+
+
+_MEASURE = {
+    systems.System: measure.measure,
+    torch_systems.TorchSystem: torch_systems.measure,
+    host_systems.HostSystem: host_systems.measure,
 }
 
 
@@ -37,6 +58,8 @@ def main() -> None:
     if args.platform:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(args.platform, args.platform))
     device = jax.devices()[0]
+    if args.level:
+        importlib.import_module("jaxgemv._cpu").set_level(args.level)
     if device.platform not in PLANS:
         raise SystemExit(f"bench: no plan for platform {device.platform!r}; use --platform cpu")
     plan = PLANS[device.platform]
@@ -63,9 +86,8 @@ def main() -> None:
         for n, k, dtype, system in cells:
             what = f"{system.name} {system.format}, {n} x {k}, x {dtype}"
             progress.update(task, description=what)
-            run = torch_systems.measure if isinstance(system, torch_systems.TorchSystem) else measure.measure
             try:
-                for each in run(system, n, k, dtype, args.rows, setup):
+                for each in _MEASURE[type(system)](system, n, k, dtype, args.rows, setup):
                     rows.append(_row(system, n, k, dtype, each, read.us(each.nbytes)))
                     progress.advance(task)
             except (RuntimeError, TypeError, ValueError) as error:
@@ -109,7 +131,10 @@ def _plot(path: Path) -> str:
 def _floor(device, plan, cells):
     """(the read floor, the native part or None)"""
     if device.platform == "cpu":
-        return floor.CpuFloor(), None
+        reader, missing = native.load_reader()
+        if reader is None:
+            return floor.NoFloor(missing), None
+        return floor.CpuFloor(reader, host_systems.THREADS, int(plan.rotate)), None
     library, missing = native.load(device)
     if library is None:
         return floor.NoFloor(missing), None
@@ -144,12 +169,16 @@ def _cells(platform: str, args) -> list:
     shapes = args.shapes or (systems.QUICK_SHAPES if args.quick else systems.SHAPES)[platform]
     chosen = [
         s
-        for s in (*systems.SYSTEMS, *torch_systems.SYSTEMS)
+        for s in (*systems.SYSTEMS, *torch_systems.SYSTEMS, *host_systems.systems(args.ggml))
         if _chosen(args.systems, s.name) and _chosen(args.formats, s.format)
     ]
     if args.no_jit:
         chosen = [s for s in chosen if s.name != "XLA"]
-    chosen = [s for s in chosen if isinstance(s, systems.System) or torch_systems.installed(s, platform)]
+    chosen = [
+        s
+        for s in chosen
+        if not isinstance(s, torch_systems.TorchSystem) or torch_systems.installed(s, platform)
+    ]
     return [
         (n, k, dtype, system)
         for n, k in shapes
@@ -190,6 +219,8 @@ def _arguments():
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the PNG of such a FILE, and do no more"
     )
+    parser.add_argument("--ggml", metavar="PATH", help="on the CPU, libggml of llama.cpp, to compare with")
+    parser.add_argument("--level", help="on the CPU, avx2 or portable instead of the best of the processor")
     parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
 """Everything that a number depends on: device, driver, versions, commit, command."""
 
 import datetime
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -15,6 +16,7 @@ import jaxlib
 
 import jaxgemv
 from bench import native
+from jaxgemv._ffi import backends
 
 _ROOT = Path(__file__).parent.parent
 
@@ -46,9 +48,10 @@ def environment(device, commit: str | None, module: str = "bench") -> dict:
         }
         nvcc = re.search(r"release ([\d.]+)", _output(native.nvcc() or "nvcc", "--version") or "")
         env["nvcc"] = nvcc.group(1) if nvcc else None
-        env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     else:
-        env["threads"] = os.cpu_count()
+        env["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        env["level"] = backends["cpu"].kernels and importlib.import_module("jaxgemv._cpu").kernels()[0][0]
+    env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     return env
 
 
@@ -63,12 +66,14 @@ def device_name(device) -> str:
 
 
 def _command(module: str, arguments: list[str]) -> str:
-    """What was asked for, but not where the result went: that is one machine's affair."""
+    """What was asked for, but not where files lie: that is one machine's affair."""
     words = ["python -m", module]
     left = iter(arguments)
     for word in left:
         if word == "--out":
             next(left)
+        elif word == "--ggml":
+            words += [word, Path(next(left)).name]
         elif not word.startswith("--out="):
             words.append(word)
     return " ".join(words)

@@ -1,8 +1,6 @@
 """The read floor: how long the device takes to read as many bytes and do nothing with them."""
 
-import os
-import time
-from concurrent.futures import ThreadPoolExecutor
+import ctypes
 
 import numpy as np
 
@@ -45,25 +43,19 @@ class NoFloor:
 
 
 class CpuFloor:
-    """Bytes over the best bandwidth at which numpy, on all threads, reduces memory that no cache holds."""
+    """Threads that only read (read.cc). Every call measures, beside what it is compared with."""
 
     empty_us = None
 
-    def __init__(self, megabytes: int = 512):
-        threads = os.cpu_count() or 1
-        data = np.random.default_rng(0).integers(0, 1 << 63, megabytes << 17, dtype=np.uint64)
-        chunks = np.array_split(data, megabytes // 8)
-        rates = []
-        with ThreadPoolExecutor(threads) as pool:  # reductions let go of the GIL
-            for reduce in (np.bitwise_or.reduce, np.add.reduce):
-                for _ in range(6):
-                    start = time.perf_counter()
-                    list(pool.map(reduce, chunks))
-                    rates.append(data.nbytes / (time.perf_counter() - start))
-        self._rate = max(rates)
+    def __init__(self, library: ctypes.CDLL, threads: int, total: int):
+        self._read, self._threads = library.jaxgemv_bench_read, threads
+        self._read.restype = ctypes.c_double
+        self._data = np.random.default_rng(0).integers(0, 1 << 63, total // 8, dtype=np.uint64)
         self.how = (
-            f"bytes / {self._rate / 1e9:.1f} GB/s, a numpy reduction of {megabytes} MB on {threads} threads"
+            f"{threads} threads that only read as many bytes from {total >> 20} MiB, measured beside each row"
         )
 
     def us(self, nbytes: int) -> float:
-        return nbytes / self._rate * 1e6
+        calls = max(21, min(501, int(1e9) // nbytes))
+        size = [ctypes.c_int64(each) for each in (self._data.nbytes, nbytes)]
+        return self._read(ctypes.c_void_p(self._data.ctypes.data), *size, self._threads, calls)

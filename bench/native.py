@@ -1,8 +1,9 @@
-"""The native part of the GPU benchmark: the read floor, a stopwatch for jitted programs, timing in a captured graph."""
+"""The native parts of the benchmark: the read floors, a stopwatch for jitted programs, timing in a captured graph."""
 
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -96,14 +97,29 @@ def load(device) -> tuple[ctypes.CDLL | None, str | None]:
     sources = sorted([*_HERE.glob("*.cu"), *_CUDA.glob("*.cu")])
     for file in sorted([*sources, *_HERE.glob("*.h"), *_CUDA.glob("*.*h"), *_CUDA.parent.glob("*.h")]):
         recipe.update(file.read_bytes())
-    path = _HERE / ".cache" / f"bench-{recipe.hexdigest()[:16]}.so"
+    return _compiled([compiler, *options, *map(str, sources)], recipe.hexdigest())
+
+
+def load_reader() -> tuple[ctypes.CDLL | None, str | None]:
+    """Compiles the read floor of a CPU, for this processor: (library, None) or (None, why not)."""
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        return None, "no C++ compiler in $CXX or on PATH"
+    source = _HERE / "read.cc"
+    command = [compiler, "-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread", str(source)]
+    recipe = hashlib.sha256(f"{command} {platform.node()}".encode() + source.read_bytes())
+    return _compiled(command, recipe.hexdigest())
+
+
+def _compiled(command: list[str], recipe: str) -> tuple[ctypes.CDLL | None, str | None]:
+    """Runs a compiler, unless it has made this library before."""
+    path = _HERE / ".cache" / f"bench-{recipe[:16]}.so"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        command = [compiler, *options, *map(str, sources), "-o", str(unfinished)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True)
         if done.returncode:
-            return None, f"nvcc failed: {done.stderr.strip()[-500:]}"
+            return None, f"{Path(command[0]).name} failed: {done.stderr.strip()[-500:]}"
         unfinished.replace(path)
     return ctypes.CDLL(str(path)), None
 

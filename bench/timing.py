@@ -82,7 +82,7 @@ def measure_on_device(product, x, copies, plan: Plan, library: native.Native) ->
             times.append(library.elapsed_us())
         if len(times) >= 2 and sum(times) > 200e3:
             break  # slow enough to be steady
-    return out[0], Sample(statistics.median(times) / calls, _spread(times), None, calls)
+    return out[0], Sample(statistics.median(times) / calls, spread(times), None, calls)
 
 
 def measure_on_host(product, x, copies, plan: Plan, *, feed: bool) -> tuple[jax.Array, Sample]:
@@ -115,12 +115,12 @@ def measure_on_host(product, x, copies, plan: Plan, *, feed: bool) -> tuple[jax.
     per_call = 1e6 / (executions * len(weights))
     return y, Sample(
         us=statistics.median(times) * per_call,
-        spread=_spread(times),
+        spread=spread(times),
         enqueue_us=statistics.median(enqueued) * per_call if executions > 1 else None,
         calls=len(weights),
     )
 
 
-def _spread(times: list[float]) -> float:
+def spread(times: list[float]) -> float:
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return (high - low) / statistics.median(times)

@@ -23,7 +23,8 @@ const std::vector<const Level*>& supported_levels() {
                           __builtin_cpu_supports("f16c");
     const bool has_avx512 =
         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vnni");
     if (has_avx2) found.insert(found.begin(), &kAvx2);
     if (has_avx2 && has_avx512) found.insert(found.begin(), &kAvx512);
 #endif
@@ -44,21 +45,6 @@ constexpr Index kTaskBytes = 64 << 10;
 // Tasks for each thread: threads that start late or run slowly take fewer.
 constexpr Index kTasksPerThread = 8;
 
-// Narrower vectors have smaller blocks. A group that is not whole blocks at the current level may
-// be at a lower one, which is then faster: AVX2 for groups of 16, say.
-template <typename Kernels>
-const auto& kernel_for(const Problem& problem, Kernels Level::* kernels) {
-  const auto& levels = supported_levels();
-  const auto current = std::find(levels.begin(), levels.end(), current_level());
-  const auto kernel_of = [&](const Level* level) -> const auto& {
-    return (level->*kernels)[problem.bits - 1];
-  };
-  const auto whole = std::find_if(current, levels.end(), [&](const Level* level) {
-    return kernel_of(level).is_whole(problem);
-  });
-  return kernel_of(whole == levels.end() ? *current : *whole);
-}
-
 struct alignas(64) Line {
   static constexpr Index kValues = 16;
   std::byte bytes[64];
@@ -70,7 +56,7 @@ struct Product {
   Product(const Call& call, Index threads)
       : problem(call.problem),
         operands(call.operands),
-        kernel(kernel_for(problem, &Level::kernels)) {
+        kernel(current_level()->kernels[problem.bits - 1]) {
     const Index bytes = std::max<Index>(1, row_bytes(problem.K, problem.bits) * problem.M);
     const Index rows = std::max(kTaskBytes / bytes, problem.N / (threads * kTasksPerThread));
     task_rows = std::max<Index>(1, ceil_div(rows, kStrip)) * kStrip;
@@ -80,7 +66,7 @@ struct Product {
 
   Index scratch_size() const { return kernel.scratch_size(problem); }
 
-  void run(Index task, const float* arranged, void* scratch) {
+  void run(Index task, float* arranged, float* scratch) {
     const Index slice = task / tasks_per_slice, begin = task % tasks_per_slice * task_rows;
     const Index end = std::min(begin + task_rows, problem.N);
     kernel.run(problem, operands, slice, arranged, begin, end, scratch);
@@ -99,9 +85,7 @@ struct TransposedProduct {
   static constexpr Index kMinCodes = 256, kMaxCodes = 2048, kSums = 4096, kTiles = 64;
 
   TransposedProduct(const Call& call, Index)
-      : problem(call.problem),
-        operands(call.operands),
-        kernel(kernel_for(problem, &Level::transposed)) {
+      : problem(call.problem), operands(call.operands), kernel(kernel_for(problem)) {
     const Index most = std::clamp(kSums / problem.M, kMinCodes, kMaxCodes);
     codes = ceil_div(std::min(most, problem.K), kTileUnit) * kTileUnit;
     columns = ceil_div(problem.K, codes);
@@ -109,7 +93,7 @@ struct TransposedProduct {
     const Index bytes = codes * problem.bits / 8 * problem.M;
     const Index rows = std::max({kTaskBytes / bytes, ceil_div(problem.N * columns, kTiles),
                                  problem.N * problem.M / 256, Index{1}});
-    part_rows = ceil_div(rows, kStrip) * kStrip;
+    part_rows = ceil_div(rows, kDecoded) * kDecoded;
     parts = ceil_div(problem.N, part_rows);
     tasks = columns * parts * problem.batch;
     done_parts = std::vector<std::atomic<Index>>(columns * problem.batch);
@@ -120,7 +104,7 @@ struct TransposedProduct {
   Index tile_sums() const { return problem.M * codes; }
 
   // Neighbouring tasks are neighbours in memory.
-  void run(Index task, const float* arranged, void* scratch) {
+  void run(Index task, float* arranged, float* scratch) {
     const Index column = task % columns, part = task / columns % parts;
     const Index slice = task / (columns * parts), place = slice * columns + column;
     const Index n0 = part * part_rows;
@@ -129,6 +113,20 @@ struct TransposedProduct {
     kernel.run(problem, operands, slice, arranged, tile, first + part * tile_sums(), scratch);
     if (done_parts[place].fetch_add(1) + 1 == parts)
       kernel.finish(problem, operands, slice, tile, first, parts);
+  }
+
+  // Narrower vectors have smaller blocks. A group that is not whole blocks at the current level may
+  // be at a lower one, which is then faster: AVX2 for groups of 16, say.
+  static const TransposedKernel& kernel_for(const Problem& problem) {
+    const auto& levels = supported_levels();
+    const auto current = std::find(levels.begin(), levels.end(), current_level());
+    const auto kernel_of = [&](const Level* level) -> const TransposedKernel& {
+      return level->transposed[problem.bits - 1];
+    };
+    const auto whole = std::find_if(current, levels.end(), [&](const Level* level) {
+      return kernel_of(level).is_whole(problem);
+    });
+    return kernel_of(whole == levels.end() ? *current : *whole);
   }
 
   const Problem problem;
@@ -163,7 +161,8 @@ struct Job {
     const Index per_slice = product.tasks / product.problem.batch;
     Index finished = 0;
     for (Index task; (task = next.fetch_add(1)) < product.tasks; ++finished)
-      product.run(task, arranged_of(task / per_slice), scratch[worker].data());
+      product.run(task, arranged_of(task / per_slice),
+                  reinterpret_cast<float*>(scratch[worker].data()));
     if (finished > 0) done.CountDown(finished);
   }
 

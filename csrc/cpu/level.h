@@ -9,21 +9,18 @@ namespace jaxgemv {
 
 // The code for one width of weights. Sizes are in values of four bytes.
 struct Kernel {
-  // Whether it is fast: groups are whole blocks of codes.
-  bool (*is_whole)(const Problem&);
-
-  // x is converted once per call to float32, in the order in which the kernel meets the codes.
+  // x is converted once per call, to what the kernel reads.
   Index (*arranged_size)(const Problem&);
   void (*arrange)(const Problem&, const Operands&, Index slice, float* arranged);
 
   // Computes y[slice, :, begin:end], where begin is a multiple of kStrip.
   Index (*scratch_size)(const Problem&);
-  void (*run)(const Problem&, const Operands&, Index slice, const float* arranged, Index begin,
-              Index end, void* scratch);
+  void (*run)(const Problem&, const Operands&, Index slice, float* arranged, Index begin, Index end,
+              float* scratch);
 };
 
 // Rows [n0, n1) and codes [k0, k0 + codes) of the weight, of which the last may lie beyond K. k0
-// and codes are multiples of kTileUnit, n0 of kStrip.
+// and codes are multiples of kTileUnit, n0 of kDecoded.
 struct Tile {
   Index n0, n1, k0, codes;
 };
@@ -37,7 +34,7 @@ struct TransposedKernel {
   // sums[m][code], in an order of the kernel's own: what the tile adds to y[slice].
   Index (*scratch_size)(const Problem&, Index codes);
   void (*run)(const Problem&, const Operands&, Index slice, const float* arranged, const Tile&,
-              float* sums, void* scratch);
+              float* sums, float* scratch);
 
   // Writes y[slice, :, k0:k0 + codes]. sums: of `parts` tiles with these codes, one after another.
   void (*finish)(const Problem&, const Operands&, Index slice, const Tile&, const float* sums,
@@ -53,12 +50,15 @@ struct Level {
 extern const Level kAvx512, kAvx2, kPortable;
 
 // Rows of weights that a kernel takes at a time; work is divided in multiples of this.
-constexpr int kStrip = 4;
-// Tiles of a transposed product are multiples of this many codes, and so many rows of x share one
-// decoding of them: their sums fit into the nearest cache.
-constexpr int kTileUnit = 128, kTileRows = 16;
-// Rows of x that share one decoding of the weights.
-constexpr int kRowTiles[] = {1, 2, 4};
+constexpr int kStrip = 32;
+// Rows of x that share a read of the weights: any number, but Python calls with no more.
+constexpr int kMaxRows = 64;
+// Rows of x that are taken as integers.
+constexpr int kDigitRows = 4;
+
+// Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
+// decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
+constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
 
 // Those this processor can run, best first.
 const std::vector<const Level*>& supported_levels();

@@ -1,4 +1,9 @@
 // What every processor has: vectors of four floats, SSE2 or NEON.
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include <cstddef>
 #include <cstdint>
 
 namespace jaxgemv {
@@ -10,7 +15,11 @@ typedef int32_t Ints __attribute__((vector_size(16)));
 
 constexpr int kLookupSize = 0;  // no instruction for it
 
-inline Floats lookup(Floats table, Ints) { return table; }
+inline Floats lookup(Floats table, Ints index) {
+  Floats found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane]];
+  return found;
+}
 
 // Two lanes at a time in 64-bit registers: compilers insert single lanes through memory.
 inline Ints widen_bytes(const uint8_t* from) {
@@ -30,6 +39,39 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   }
   return words;
 }
+
+inline float sum_of(Floats value) { return (value[0] + value[2]) + (value[1] + value[3]); }
+
+inline Ints load_words(const uint8_t* from) {
+  Ints words;
+  __builtin_memcpy(&words, from, sizeof(words));
+  return words;
+}
+
+inline Ints load_words(const uint8_t* from, int64_t count) {
+  Ints words = {};
+  __builtin_memcpy(&words, from, 4 * static_cast<size_t>(count));
+  return words;
+}
+
+#if defined(__SSE2__)
+constexpr int kDigitBits = 16;
+
+inline Ints dot(Ints sum, Ints codes, Ints digits) {
+  return sum + (Ints)_mm_madd_epi16((__m128i)codes, (__m128i)digits);
+}
+#else
+constexpr int kDigitBits = 0;
+
+inline Ints dot(Ints sum, Ints, Ints) { return sum; }
+#endif
+
+inline void transpose(Ints (&square)[kLanes]) {
+  const Ints a = square[0], b = square[1], c = square[2], d = square[3];
+  for (int i = 0; i < kLanes; ++i) square[i] = Ints{a[i], b[i], c[i], d[i]};
+}
+
+constexpr int kTileRows = 4;
 
 }  // namespace
 }  // namespace jaxgemv

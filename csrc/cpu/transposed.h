@@ -1,15 +1,13 @@
 // The CPU kernel of the transposed product, y = x @ w, which sums over the rows of the weight and
 // not along them. Part of kernel.h, and under its rule: internal linkage.
 //
-// The weight is cut into tiles of codes and rows. In a tile kStrip rows are decoded a vector at a
+// The weight is cut into tiles of codes and rows. In a tile kDecoded rows are decoded a vector at a
 // time, which goes into the sums of all rows of x while it is in a register; the sums are in cache.
 // They lie in the order in which blocks of codes are met until `finish` puts them right. Each is
 // filled in the order of the rows, whatever x has besides and however many threads there are.
 #pragma once
 
-#include "convert.h"
-#include "level.h"
-#include "weights.h"
+#include "params.h"
 
 namespace jaxgemv {
 namespace {
@@ -17,45 +15,45 @@ namespace {
 // Rows of the weight whose parameters are converted together.
 constexpr Index kRowBlock = 32;
 
-// Codes [k0, k0 + codes) of kStrip rows, ready to be multiplied.
+// Codes [k0, k0 + codes) of kDecoded rows, ready to be multiplied.
 struct Columns {
-  const uint8_t* body[kStrip];
-  const uint8_t* tail[kStrip];  // copies of the ends of the rows, which may end where memory does
-  Index body_blocks, blocks;    // those that can be read in place, and all
+  const uint8_t* body[kDecoded];
+  const uint8_t* tail[kDecoded];  // copies of the ends of the rows, which may end where memory does
+  Index body_blocks, blocks;      // those that can be read in place, and all
   Index first_blocks, group_blocks;    // blocks in the first group and in the others
-  const float *zero, *scale, *offset;  // [kStrip][row_size]: a value per group, or per code
+  const float *zero, *scale, *offset;  // [kDecoded][row_size]: a value per group, or per code
   Index row_size;
 };
 
-// sums[m][code] += the products of `rows` rows of x, [row][kStrip], with the strip. kWhole: groups
-// are whole blocks. kOneRow: rows is 1. Not inline: it needs all registers.
+// sums[m][code] += the products of `rows` rows of x, [row][kDecoded], with the strip. kWhole:
+// groups are whole blocks. kOneRow: rows is 1. Not inline: it needs all registers.
 template <int kBits, bool kWhole, bool kOneRow>
 [[gnu::noinline]] void add_products(const Columns& strip, const float* x, Index rows, float* sums,
                                     Index stride) {
   using B = Block<kBits>;
   const Index body_blocks = strip.body_blocks, blocks = strip.blocks;
-  const uint8_t* at[kStrip];
-  Group<kBits> group[kStrip];
-  for (int r = 0; r < kStrip; ++r) at[r] = strip.body[r];
+  const uint8_t* at[kDecoded];
+  Group<kBits> group[kDecoded];
+  for (int r = 0; r < kDecoded; ++r) at[r] = strip.body[r];
   Index block = 0, end = kWhole ? strip.first_blocks : blocks;
   for (Index g = 0; block < blocks; ++g, end += strip.group_blocks) {
     if constexpr (kWhole)
-      for (int r = 0; r < kStrip; ++r) {
+      for (int r = 0; r < kDecoded; ++r) {
         const Index i = r * strip.row_size + g;
         group[r].set(strip.zero[i], strip.scale[i], strip.offset[i]);
       }
     for (const Index stop = min_of(end, blocks); block < stop; ++block) {
       if (block == body_blocks)
-        for (int r = 0; r < kStrip; ++r) at[r] = strip.tail[r];
-      Ints units[kStrip];
-      for (int r = 0; r < kStrip; ++r) {
+        for (int r = 0; r < kDecoded; ++r) at[r] = strip.tail[r];
+      Ints units[kDecoded];
+      for (int r = 0; r < kDecoded; ++r) {
         units[r] = load_units<kBits>(at[r]);
         at[r] += B::kBytes;
       }
       const auto add = [&](int i) __attribute__((always_inline)) {
         const Index code = block * B::kCodes + i * kLanes;
-        Floats w[kStrip];
-        for (int r = 0; r < kStrip; ++r) {
+        Floats w[kDecoded];
+        for (int r = 0; r < kDecoded; ++r) {
           if constexpr (kWhole) {
             w[r] = group[r].weights(units[r], i);
           } else {
@@ -69,12 +67,12 @@ template <int kBits, bool kWhole, bool kOneRow>
         float* to = sums + code;
         const auto add_row = [&] {
           Floats sum = load_floats(to);
-          for (int r = 0; r < kStrip; ++r) sum += w[r] * xs[r];
+          for (int r = 0; r < kDecoded; ++r) sum += w[r] * xs[r];
           __builtin_memcpy(to, &sum, sizeof(sum));
         };
         add_row();
         if constexpr (!kOneRow)
-          for (Index m = 1; m < rows; ++m) xs += kStrip, to += stride, add_row();
+          for (Index m = 1; m < rows; ++m) xs += kDecoded, to += stride, add_row();
       };
       add(0);
       if constexpr (B::kUnit == 2) add(1);
@@ -90,7 +88,7 @@ struct Transposed {
 
   static bool is_whole(const Problem& p) { return p.group % B::kCodes == 0 || p.group >= p.K; }
 
-  static Index arranged_size(const Problem& p) { return ceil_div(p.N, kStrip) * kStrip * p.M; }
+  static Index arranged_size(const Problem& p) { return ceil_div(p.N, kDecoded) * kDecoded * p.M; }
 
   // out[strip of rows of the weight][row of x][row of the strip]
   static void arrange(const Problem& p, const Operands& o, Index slice, float* out) {
@@ -99,8 +97,9 @@ struct Transposed {
         float natural[kRowBlock] = {};
         const Index count = min_of(kRowBlock, p.N - n);
         read_floats(p.x, o.x, (slice * p.M + m) * p.N + n, count, natural);
-        for (Index i = 0; i < count; i += kStrip)
-          __builtin_memcpy(out + (n + i) * p.M + m * kStrip, natural + i, kStrip * sizeof(float));
+        for (Index i = 0; i < count; i += kDecoded)
+          __builtin_memcpy(out + (n + i) * p.M + m * kDecoded, natural + i,
+                           kDecoded * sizeof(float));
       }
   }
 
@@ -117,11 +116,11 @@ struct Transposed {
 
   // The parameters of a tile's rows, a block of them at a time.
   struct Parameters {
-    Parameters(const Problem& p, const Operands& o, Index stack, const Tile& tile, void* scratch)
+    Parameters(const Problem& p, const Operands& o, Index stack, const Tile& tile, float* scratch)
         : p(p), o(o), stack(stack), size(row_size(p, tile.codes)), whole(is_whole(p)) {
       const Index last = min_of(tile.k0 + tile.codes, p.K) - 1;
       first_group = tile.k0 / p.group, groups = last / p.group - first_group + 1;
-      zero = static_cast<float*>(scratch);
+      zero = scratch;
       scale = zero + kRowBlock * size, offset = scale + kRowBlock * size;
       group_of = reinterpret_cast<int32_t*>(offset + kRowBlock * size);
       per_group = reinterpret_cast<float*>(group_of + tile.codes);
@@ -135,7 +134,7 @@ struct Transposed {
     // Of rows [n0, n0 + count), and for the rest of a strip those of weights that are 0.
     void load(Index n0, Index count) {
       const float mid = p.affine == Affine::kOffset ? 0 : mid_code(kBits);
-      for (Index i = 0, at = 0; i < ceil_div(count, kStrip) * kStrip; ++i, at += size) {
+      for (Index i = 0, at = 0; i < ceil_div(count, kDecoded) * kDecoded; ++i, at += size) {
         fill(mid, size, zero + at), fill(0, size, offset + at);
         if (i >= count) {
           fill(0, size, scale + at);
@@ -176,7 +175,7 @@ struct Transposed {
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, const float* arranged,
-                  const Tile& tile, float* sums, void* scratch) {
+                  const Tile& tile, float* sums, float* scratch) {
     const Index stack = stack_of(o, slice);
     if (stack < 0 || stack >= p.stack) return;
     fill(0, p.M * tile.codes, sums);
@@ -184,7 +183,7 @@ struct Transposed {
     const Index bytes = row_bytes(p.K, kBits), start = tile.k0 / B::kCodes * B::kBytes;
     const Index readable =
         bytes - start < B::kReach ? 0 : (bytes - start - B::kReach) / B::kBytes + 1;
-    uint8_t tail[kStrip][B::kTail];
+    uint8_t tail[kDecoded][B::kTail];
 
     Columns strip;
     strip.row_size = params.size;
@@ -209,12 +208,12 @@ struct Transposed {
     for (Index n0 = tile.n0; n0 < tile.n1; n0 += kRowBlock) {
       const Index count = min_of(kRowBlock, tile.n1 - n0);
       params.load(n0, count);
-      for (Index m0 = 0; m0 < p.M; m0 += kTileRows)
-        for (Index i = 0; i < count; i += kStrip) {
-          for (int r = 0; r < kStrip; ++r) point_at_row(r, n0 + i + r);
+      for (Index m0 = 0; m0 < p.M; m0 += kSharedRows)
+        for (Index i = 0; i < count; i += kDecoded) {
+          for (int r = 0; r < kDecoded; ++r) point_at_row(r, n0 + i + r);
           strip.zero = params.zero + i * params.size, strip.scale = params.scale + i * params.size;
           strip.offset = params.offset + i * params.size;
-          add(strip, arranged + (n0 + i) * p.M + m0 * kStrip, min_of(kTileRows, p.M - m0),
+          add(strip, arranged + (n0 + i) * p.M + m0 * kDecoded, min_of(kSharedRows, p.M - m0),
               sums + m0 * tile.codes, tile.codes);
         }
     }
