@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "level.h"
+#include "weights.h"
 
 // Loops over registers: what is left a loop would keep them in memory.
 #if defined(__clang__)
@@ -25,12 +26,6 @@ inline Index padded(Index count) { return ceil_div(count, Index{kLanes}) * kLane
 
 inline Ints load_ints(const void* from) {
   Ints value;
-  __builtin_memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-inline Floats load_floats(const float* from) {
-  Floats value;
   __builtin_memcpy(&value, from, sizeof(value));
   return value;
 }
