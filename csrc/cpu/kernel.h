@@ -39,6 +39,7 @@ struct Gemv {
   }
 
   static void arrange(const Problem& p, const Operands& o, Index slice, float* out) {
+    out[0] = 0;
     if constexpr (D::kExists) out[0] = D::accepts(p) && D::arrange(p, o, slice, out + kHeader);
     if (!out[0]) P::arrange(p, o, slice, out + kHeader);
   }
