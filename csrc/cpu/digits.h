@@ -50,9 +50,6 @@ struct Digits {
             (kCodes % p.group == 0 && p.group % kLaneCodes == 0));
   }
 
-  // Rows of x that are multiplied together; three are padded to four.
-  static int tile_rows(const Problem& p) { return p.M > 2 ? 4 : static_cast<int>(p.M); }
-
   // Worked out once: divisions are slow.
   struct Shape {
     Index blocks, whole_blocks;      // of a row of weights
@@ -82,7 +79,7 @@ struct Digits {
 
     Arranged(const Problem& p, float* at) {
       const Shape shape(p);
-      const Index rows = tile_rows(p);
+      const Index rows = p.M;
       sums = at;
       powers = sums + rows * padded(shape.groups);
       digits = powers + rows * padded(shape.runs);
@@ -94,7 +91,7 @@ struct Digits {
   static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
     const Arranged a(p, out);
     const Shape shape(p);
-    const Index rows = tile_rows(p), blocks = shape.blocks, group_size = shape.group_blocks;
+    const Index rows = p.M, blocks = shape.blocks, group_size = shape.group_blocks;
     for (Index i = 0; i < a.size; ++i) out[i] = 0;
     float natural[kMaxRun * kCodes];
     for (Index m = 0; m < p.M; ++m) {
@@ -314,7 +311,7 @@ struct Digits {
       multiply<kRows, kPlanes, kNarrow>(p, shape, x.digits, rows, worth, total);
       for (Index r = 0; r < kCount && n0 + r < end; ++r) {
         const float bias = bias_of(o, stack, n0 + r);
-        for (Index m = 0; m < min_of(kRows, p.M); ++m)
+        for (Index m = 0; m < kRows; ++m)
           write_float(p.y, o.y, (slice * p.M + m) * p.N + n0 + r,
                       sum_of(total[r][m] + shift[r][m]) + bias);
       }
@@ -338,10 +335,8 @@ struct Digits {
     };
     if (p.M == 1)
       run_rows(std::integral_constant<int, 1>());
-    else if (p.M == 2)
-      run_rows(std::integral_constant<int, 2>());
     else
-      run_rows(std::integral_constant<int, 4>());
+      run_rows(std::integral_constant<int, kDigitRows>());
   }
 };
 

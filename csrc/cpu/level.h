@@ -53,8 +53,9 @@ extern const Level kAvx512, kAvx2, kPortable;
 constexpr int kStrip = 32;
 // Rows of x that share a read of the weights: any number, but Python calls with no more.
 constexpr int kMaxRows = 64;
-// Rows of x that are taken as integers.
-constexpr int kDigitRows = 4;
+// Rows of x that are taken as integers. (4 were 1.4 to 1.7 times as slow as panels:
+// docs/cpu-notes.md.)
+constexpr int kDigitRows = 2;
 
 // Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
 // decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.

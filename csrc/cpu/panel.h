@@ -58,6 +58,7 @@ struct Panel {
         const Index left = words - first - w;
         for (int j = 0; j < kLanes; ++j) {
           const uint8_t* from = rows[j] + (first + w) * 4;
+          __builtin_prefetch(from + kWords * 4);  // of the next panel: each row is another page
           square[j] = left >= kLanes ? load_words(from) : load_words(from, max_of(0, left));
         }
         transpose(square);
