@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are 
 
 def output_of(name: str, *options: str) -> str:
     command = [sys.executable, EXAMPLES / name, *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
