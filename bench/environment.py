@@ -15,7 +15,7 @@ import jax
 import jaxlib
 
 import jaxgemv
-from bench import native
+from bench import host_systems, native
 from jaxgemv._ffi import backends
 
 _ROOT = Path(__file__).parent.parent
@@ -49,7 +49,7 @@ def environment(device, commit: str | None, module: str = "bench") -> dict:
         nvcc = re.search(r"release ([\d.]+)", _output(native.nvcc() or "nvcc", "--version") or "")
         env["nvcc"] = nvcc.group(1) if nvcc else None
     else:
-        env["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        env["threads"] = host_systems.THREADS
         env["level"] = backends["cpu"].kernels and importlib.import_module("jaxgemv._cpu").kernels()[0][0]
     env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     return env
