@@ -87,6 +87,8 @@ struct Digits {
     }
   };
 
+  static Index arranged_size(const Problem& p) { return Arranged(p, nullptr).size; }
+
   // False where an element would be too far off.
   static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
     const Arranged a(p, out);

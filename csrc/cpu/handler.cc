@@ -2,6 +2,11 @@
 
 #include "handler.h"
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -15,6 +20,19 @@
 
 namespace jaxgemv {
 
+#if JAXGEMV_X86
+// Tiles are 8 KB of registers, which Linux gives a process that asks.
+static bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 const std::vector<const Level*>& supported_levels() {
   static const std::vector<const Level*> levels = [] {
     std::vector<const Level*> found = {&kPortable};
@@ -27,6 +45,7 @@ const std::vector<const Level*>& supported_levels() {
         __builtin_cpu_supports("avx512vnni");
     if (has_avx2) found.insert(found.begin(), &kAvx2);
     if (has_avx2 && has_avx512) found.insert(found.begin(), &kAvx512);
+    if (has_avx2 && has_avx512 && may_use_tiles()) found.insert(found.begin(), &kAmx);
 #endif
     return found;
   }();

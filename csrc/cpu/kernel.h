@@ -23,55 +23,67 @@
 namespace jaxgemv {
 namespace {
 
-// Everything for one width.
-template <int kBits>
-struct Gemv {
-  using D = Digits<kBits>;
-  using P = Panel<kBits>;
+// A first line of what is arranged says which of two kernels it is for.
+constexpr Index kHeader = 16;
 
-  // A first line that says which kernel x is arranged for.
-  static constexpr Index kHeader = 16;
-
+// The first kernel for the calls and the values of x that it accepts, the second for the others.
+template <typename First, typename Second>
+struct Either {
   static Index arranged_size(const Problem& p) {
-    Index size = P::arranged_size(p);
-    if (D::accepts(p)) size = max_of(size, typename D::Arranged(p, nullptr).size);
-    return kHeader + size;
+    return kHeader +
+           max_of(First::accepts(p) ? First::arranged_size(p) : 0, Second::arranged_size(p));
   }
 
-  static void arrange(const Problem& p, const Operands& o, Index slice, float* out) {
-    out[0] = 0;
-    if constexpr (D::kExists) out[0] = D::accepts(p) && D::arrange(p, o, slice, out + kHeader);
-    if (!out[0]) P::arrange(p, o, slice, out + kHeader);
+  static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
+    out[0] = First::accepts(p) && First::arrange(p, o, slice, out + kHeader);
+    return out[0] || Second::arrange(p, o, slice, out + kHeader);
   }
 
   static Index scratch_size(const Problem& p) {
-    return max_of(P::scratch_size(p), D::scratch_size(p));
+    return max_of(First::accepts(p) ? First::scratch_size(p) : 0, Second::scratch_size(p));
+  }
+
+  static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* arranged,
+                  Index begin, Index end, float* scratch) {
+    if (arranged[0])
+      First::run(p, o, slice, stack, arranged + kHeader, begin, end, scratch);
+    else
+      Second::run(p, o, slice, stack, arranged + kHeader, begin, end, scratch);
+  }
+};
+
+template <int kBits>
+using Gemv =
+    std::conditional_t<Digits<kBits>::kExists, Either<Digits<kBits>, Panel<kBits>>, Panel<kBits>>;
+
+template <typename Chosen>
+struct Entry {
+  static void arrange(const Problem& p, const Operands& o, Index slice, float* arranged) {
+    Chosen::arrange(p, o, slice, arranged);
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, float* arranged, Index begin,
                   Index end, float* scratch) {
     const Index stack = o.index == nullptr ? 0 : load<int32_t>(o.index, slice);
-    if (stack < 0 || stack >= p.stack) {
-      for (Index m = 0; m < p.M; ++m)
-        for (Index n = begin; n < end; ++n)
-          write_float(p.y, o.y, (slice * p.M + m) * p.N + n, __builtin_nanf(""));
-      return;
-    }
-    if constexpr (D::kExists)
-      if (arranged[0]) return D::run(p, o, slice, stack, arranged + kHeader, begin, end, scratch);
-    P::run(p, o, slice, stack, arranged + kHeader, begin, end, scratch);
+    if (stack >= 0 && stack < p.stack)
+      return Chosen::run(p, o, slice, stack, arranged, begin, end, scratch);
+    for (Index m = 0; m < p.M; ++m)
+      for (Index n = begin; n < end; ++n)
+        write_float(p.y, o.y, (slice * p.M + m) * p.N + n, __builtin_nanf(""));
   }
 
-  static constexpr Kernel kKernel = {arranged_size, arrange, scratch_size, run};
+  static constexpr Kernel kKernel = {Chosen::arranged_size, arrange, Chosen::scratch_size, run};
 };
 
+template <template <int> typename Chosen, int... kIndex>
+constexpr Level make_level(const char* name, std::integer_sequence<int, kIndex...>) {
+  return {name, {Entry<Chosen<kIndex + 1>>::kKernel...}, {Transposed<kIndex + 1>::kKernel...}};
+}
+
+// The kernels of all widths.
+template <template <int> typename Chosen>
 constexpr Level make_level(const char* name) {
-  return {name,
-          {Gemv<1>::kKernel, Gemv<2>::kKernel, Gemv<3>::kKernel, Gemv<4>::kKernel, Gemv<5>::kKernel,
-           Gemv<6>::kKernel, Gemv<7>::kKernel, Gemv<8>::kKernel},
-          {Transposed<1>::kKernel, Transposed<2>::kKernel, Transposed<3>::kKernel,
-           Transposed<4>::kKernel, Transposed<5>::kKernel, Transposed<6>::kKernel,
-           Transposed<7>::kKernel, Transposed<8>::kKernel}};
+  return make_level<Chosen>(name, std::make_integer_sequence<int, 8>());
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ struct Level {
   TransposedKernel transposed[8];
 };
 
-extern const Level kAvx512, kAvx2, kPortable;
+extern const Level kAmx, kAvx512, kAvx2, kPortable;
 
 // Rows of weights that a kernel takes at a time; work is divided in multiples of this.
 constexpr int kStrip = 32;

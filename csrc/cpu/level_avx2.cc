@@ -76,5 +76,5 @@ constexpr int kTileRows = 4;
 #include "kernel.h"
 
 namespace jaxgemv {
-const Level kAvx2 = make_level("avx2");
+const Level kAvx2 = make_level<Gemv>("avx2");
 }

@@ -1,76 +1,7 @@
-// AVX-512 F, BW, VL, DQ and VNNI.
-#include <immintrin.h>
-
-#include <cstdint>
-
-namespace jaxgemv {
-namespace {
-
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-
-constexpr int kLookupSize = 16;
-
-// Intrinsics in their masked forms: in the plain ones gcc 12 sees an uninitialised operand.
-inline Floats lookup(Floats table, Ints index) {
-  return (Floats)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, (__m512)table);
-}
-
-inline Ints widen_bytes(const uint8_t* from) {
-  return (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
-}
-
-inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
-  const __m512i bytes = _mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128((const __m128i*)from));
-  return (Ints)_mm512_shuffle_epi8(bytes, _mm512_loadu_si512(places));
-}
-
-inline float sum_of(Floats value) { return _mm512_reduce_add_ps((__m512)value); }
-
-inline Ints load_words(const uint8_t* from) { return (Ints)_mm512_loadu_si512(from); }
-
-inline Ints load_words(const uint8_t* from, int64_t count) {
-  return (Ints)_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), from);
-}
-
-constexpr int kDigitBits = 8;
-
-inline Ints dot(Ints sum, Ints codes, Ints digits) {
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)digits);
-}
-
-// In squares of 4 x 4 lanes first, then the squares themselves.
-inline void transpose(Ints (&square)[kLanes]) {
-  __m512i* v = (__m512i*)square;
-  __m512i t[kLanes];
-  for (int i = 0; i < kLanes; i += 2) {
-    t[i] = _mm512_maskz_unpacklo_epi32(0xffff, v[i], v[i + 1]);
-    t[i + 1] = _mm512_maskz_unpackhi_epi32(0xffff, v[i], v[i + 1]);
-  }
-  for (int i = 0; i < kLanes; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = _mm512_maskz_unpacklo_epi64(0xff, t[i + j], t[i + j + 2]);
-      v[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[i + j], t[i + j + 2]);
-    }
-  for (int i = 0; i < kLanes; i += 8)
-    for (int j = 0; j < 4; ++j) {
-      t[i + j] = _mm512_maskz_shuffle_i32x4(0xffff, v[i + j], v[i + j + 4], 0x88);
-      t[i + j + 4] = _mm512_maskz_shuffle_i32x4(0xffff, v[i + j], v[i + j + 4], 0xdd);
-    }
-  for (int j = 0; j < 8; ++j) {
-    v[j] = _mm512_maskz_shuffle_i32x4(0xffff, t[j], t[j + 8], 0x88);
-    v[j + 8] = _mm512_maskz_shuffle_i32x4(0xffff, t[j], t[j + 8], 0xdd);
-  }
-}
-
-constexpr int kTileRows = 8;
-
-}  // namespace
-}  // namespace jaxgemv
-
+// AVX-512.
+#include "avx512.h"
 #include "kernel.h"
 
 namespace jaxgemv {
-const Level kAvx512 = make_level("avx512");
+const Level kAvx512 = make_level<Gemv>("avx512");
 }

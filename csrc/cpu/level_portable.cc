@@ -79,5 +79,5 @@ constexpr int kTileRows = 4;
 #include "kernel.h"
 
 namespace jaxgemv {
-const Level kPortable = make_level("portable");
+const Level kPortable = make_level<Gemv>("portable");
 }

@@ -28,7 +28,7 @@ struct Panel {
   static Index arranged_size(const Problem& p) { return p.M * p.K; }
 
   // [tile][k][row of the tile]
-  static void arrange(const Problem& p, const Operands& o, Index slice, float* out) {
+  static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
     float natural[kPanelCodes];
     for (Index m0 = 0, rows; m0 < p.M; m0 += rows, out += rows * p.K) {
       rows = tile_rows(p, m0);
@@ -40,6 +40,7 @@ struct Panel {
         }
       }
     }
+    return true;
   }
 
   // Accumulators, a panel, and the parameters by group and lane.
