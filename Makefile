@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc bench -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: install cuda test lint format bench clean
+.PHONY: install cuda test asan ubsan tsan lint format bench clean
 
 install:  # editable; incremental after the first time
 	$(PYTHON) -m pip install --no-build-isolation -C build-dir=build/{wheel_tag} -e ".[test,dev]"
@@ -12,6 +12,31 @@ cuda:  # the same, with an error where CUDA cannot be built
 
 test:
 	$(PYTHON) -m pytest
+
+# The tests with a sanitizer in _cpu, each built into an environment of its own that takes all else from this one.
+# Python is not instrumented, so the sanitizer's library is loaded before it.
+SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+define sanitized_install
+	$(PYTHON) -m venv --without-pip build/$@
+	echo $(SITE) > "$$(build/$@/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
+	JAXGEMV_CUDA=OFF JAXGEMV_SANITIZE=$(1) build/$@/bin/python -m pip install --no-build-isolation --no-deps \
+	-C install.strip=false -C build-dir=build/$@/{wheel_tag} -e .
+endef
+library = $(shell $(CXX) -print-file-name=$(1))
+
+asan:
+	$(call sanitized_install,address)
+	LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+	build/$@/bin/python -m pytest --capture=sys
+
+ubsan:
+	$(call sanitized_install,undefined)
+	UBSAN_OPTIONS=print_stacktrace=1 build/$@/bin/python -m pytest --capture=sys
+
+tsan:
+	$(call sanitized_install,thread)
+	LD_PRELOAD="$(call library,libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+	build/$@/bin/python -m pytest --capture=sys tests/test_concurrent.py
 
 lint:
 	ruff check .

@@ -1,6 +1,11 @@
 """Several threads, and several devices, at once: nothing is shared that could be mixed up."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from threading import Barrier
 
 import jax
@@ -12,6 +17,7 @@ from problems import Case, make
 from jaxgemv import gemv
 
 ROUNDS = 20
+THREADS = 8
 # Each thread its own kernel, size and number of rows.
 CASES = (
     (4, Case(1, 1024, 512, 128, "zero")),
@@ -24,29 +30,44 @@ compiled = pytest.mark.parametrize(
 )
 
 
+def problem(rng, bits: int, case: Case):
+    """A product, and a cotangent of its result."""
+    p = make(rng, bits, "float32", case, exact=True)
+    return p, rng.integers(-2, 3, (case.m, case.n)).astype(np.float32)
+
+
+def both(backend: str, x, w, bias, ct):
+    """The product, and the transposed one, which has no need to wait for it."""
+    y, vjp = jax.vjp(lambda x: gemv(x, w, bias=bias, implementation=backend), x)
+    return y, *vjp(ct)
+
+
+def same(results, p, ct, sign: int = 1) -> None:
+    bias = 0 if p.bias is None else p.bias
+    y, dx = results
+    np.testing.assert_array_equal(y, (p.answer() - bias) * sign + bias)
+    np.testing.assert_array_equal(dx, ct @ p.weight() * sign)
+
+
 def check(devices: list, backend: str, rng) -> None:
-    """One thread for each case, all starting together, on these devices in turn."""
-    start = Barrier(len(CASES))
+    """Two threads for each case, all starting together, on these devices in turn."""
+    start = Barrier(THREADS)
 
-    def work(number, problem):
-        x, w, bias = jax.device_put((problem.x, problem.tensor, problem.bias), devices[number % len(devices)])
-
-        @jax.jit
-        def f(x, w, bias):
-            return gemv(x, w, bias=bias, implementation=backend)
-
-        f(x, w, bias).block_until_ready()
+    def work(number, p, ct):
+        *args, ct = jax.device_put((p.x, p.tensor, p.bias, ct), devices[number % len(devices)])
+        x, w, bias = args
+        f = jax.jit(partial(both, backend))
+        jax.block_until_ready(f(x, w, bias, ct))
         start.wait()
         # Enqueued without a look at the results, so that as many as can are under way.
-        return [f(x * (-1) ** i, w, bias) for i in range(ROUNDS)]
+        return [f(x * (-1) ** i, w, bias, ct * (-1) ** i) for i in range(ROUNDS)]
 
-    problems = [make(rng, bits, "float32", case, exact=True) for bits, case in CASES]
-    with ThreadPoolExecutor(len(CASES)) as pool:
-        results = [*pool.map(work, range(len(CASES)), problems)]
-    for p, ys in zip(problems, results):
-        bias = 0 if p.bias is None else p.bias
-        for i, y in enumerate(ys):
-            np.testing.assert_array_equal(y, (p.answer() - bias) * (-1) ** i + bias)
+    problems = [problem(rng, *CASES[number % len(CASES)]) for number in range(THREADS)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = [*pool.map(work, range(THREADS), *zip(*problems))]
+    for (p, ct), rounds in zip(problems, results):
+        for i, result in enumerate(rounds):
+            same(result, p, ct, (-1) ** i)
 
 
 @compiled
@@ -60,19 +81,65 @@ def test_devices(backend, rng):
     devices = jax.devices(backend)
     if len(devices) < 2:
         pytest.skip("one device")
-    check(devices[:2], backend, rng)
+    check(devices[:THREADS], backend, rng)
 
 
 @compiled
-def test_two_calls_that_do_not_wait_for_each_other(backend, rng):
+@pytest.mark.parametrize(("bits", "case"), CASES, ids=str)
+def test_one_call_by_many_threads(backend, bits, case, rng):
+    """The same program and the same arrays."""
+    p, ct = problem(rng, bits, case)
+    args = jax.device_put((p.x, p.tensor, p.bias, ct))
+    f = jax.jit(partial(both, backend)).lower(*args).compile()
+    start = Barrier(THREADS)
+
+    def work(_):
+        start.wait()
+        return [f(*args) for _ in range(ROUNDS)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for rounds in pool.map(work, range(THREADS)):
+            for result in rounds:
+                same(result, p, ct)
+
+
+@compiled
+def test_calls_that_do_not_wait_for_each_other(backend, rng):
     """In one program XLA may run them side by side."""
-    problems = [make(rng, bits, "float32", case, exact=True) for bits, case in CASES]
+    problems = [problem(rng, bits, case) for bits, case in CASES]
 
     @jax.jit
     def f(problems):
-        return [gemv(x, w, bias=bias, implementation=backend) for x, w, bias in problems]
+        return [both(backend, *args) for args in problems]
 
-    args = [(p.x, p.tensor, p.bias) for p in problems]
+    args = [(p.x, p.tensor, p.bias, ct) for p, ct in problems]
     for _ in range(ROUNDS):
-        for y, p in zip(f(args), problems):
-            np.testing.assert_array_equal(y, p.answer())
+        for result, (p, ct) in zip(f(args), problems):
+            same(result, p, ct)
+
+
+ONE_THREAD = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX counts the processors
+import jax
+import numpy as np
+from test_concurrent import CASES, both, problem, same
+jax.config.update("jax_num_cpu_devices", 1)
+for bits, case in CASES:
+    p, ct = problem(np.random.default_rng(0), bits, case)
+    same(both("cpu", p.x, p.tensor, p.bias, ct), p, ct)
+print("right")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot choose its processors")
+def test_one_thread():
+    """XLA's pool has no other that could take a share of the work."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
