@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "unroll.h"
+
 namespace jaxgemv {
 namespace {
 
@@ -47,20 +49,24 @@ inline Ints dot(Ints sum, Ints codes, Ints digits) {
 inline void transpose(Ints (&square)[kLanes]) {
   __m512i* v = (__m512i*)square;
   __m512i t[kLanes];
+  JAXGEMV_UNROLL
   for (int i = 0; i < kLanes; i += 2) {
     t[i] = _mm512_maskz_unpacklo_epi32(0xffff, v[i], v[i + 1]);
     t[i + 1] = _mm512_maskz_unpackhi_epi32(0xffff, v[i], v[i + 1]);
   }
-  for (int i = 0; i < kLanes; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = _mm512_maskz_unpacklo_epi64(0xff, t[i + j], t[i + j + 2]);
-      v[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[i + j], t[i + j + 2]);
-    }
-  for (int i = 0; i < kLanes; i += 8)
-    for (int j = 0; j < 4; ++j) {
-      t[i + j] = _mm512_maskz_shuffle_i32x4(0xffff, v[i + j], v[i + j + 4], 0x88);
-      t[i + j + 4] = _mm512_maskz_shuffle_i32x4(0xffff, v[i + j], v[i + j + 4], 0xdd);
-    }
+  JAXGEMV_UNROLL
+  for (int i = 0; i < kLanes; i += 4) JAXGEMV_UNROLL
+  for (int j = 0; j < 2; ++j) {
+    v[i + 2 * j] = _mm512_maskz_unpacklo_epi64(0xff, t[i + j], t[i + j + 2]);
+    v[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[i + j], t[i + j + 2]);
+  }
+  JAXGEMV_UNROLL
+  for (int i = 0; i < kLanes; i += 8) JAXGEMV_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    t[i + j] = _mm512_maskz_shuffle_i32x4(0xffff, v[i + j], v[i + j + 4], 0x88);
+    t[i + j + 4] = _mm512_maskz_shuffle_i32x4(0xffff, v[i + j], v[i + j + 4], 0xdd);
+  }
+  JAXGEMV_UNROLL
   for (int j = 0; j < 8; ++j) {
     v[j] = _mm512_maskz_shuffle_i32x4(0xffff, t[j], t[j + 8], 0x88);
     v[j + 8] = _mm512_maskz_shuffle_i32x4(0xffff, t[j], t[j + 8], 0xdd);
@@ -75,7 +81,7 @@ inline void lookup_words(Ints words, int shift, const uint16_t* table, uint32_t 
   _mm512_storeu_si512(to, found);
 }
 
-constexpr int kTileRows = 8;
+constexpr int kTileRows = 8, kTileVectors = 2;
 
 }  // namespace
 }  // namespace jaxgemv

@@ -74,11 +74,18 @@ inline void read_floats(Dtype dtype, const void* data, Index first, Index count,
     for (Index i = 0; i < count; ++i) out[i] = f32_of_f16(load<uint16_t>(data, first + i));
 }
 
-inline void write_float(Dtype dtype, void* data, Index i, float value) {
+// data[first, first + count) = values[0, count)
+inline void write_floats(Dtype dtype, void* data, Index first, Index count, const float* values) {
   if (dtype == Dtype::kF32)
-    store(data, i, value);
+    for (Index i = 0; i < count; ++i) store(data, first + i, values[i]);
+  else if (dtype == Dtype::kBF16)
+    for (Index i = 0; i < count; ++i) store(data, first + i, bf16_of_f32(values[i]));
   else
-    store(data, i, dtype == Dtype::kBF16 ? bf16_of_f32(value) : f16_of_f32(value));
+    for (Index i = 0; i < count; ++i) store(data, first + i, f16_of_f32(values[i]));
+}
+
+inline void write_float(Dtype dtype, void* data, Index i, float value) {
+  write_floats(dtype, data, i, 1, &value);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 //   lookup(table, index): table[index % kLanes]; sum_of(value): of the lanes;
 //   dot(sum, codes, digits): sums of products, in lanes of 32 bits, of unsigned codes and signed
 //     digits of kDigitBits; that is 0 where the processor has no such thing.
-// kTileRows rows of x times kStrip of weights are in registers at once, in panel.h.
+// kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in panel.h.
 #pragma once
 
 #include "digits.h"

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "unroll.h"
+
 namespace jaxgemv {
 namespace {
 
@@ -52,23 +54,27 @@ inline Ints dot(Ints sum, Ints codes, Ints digits) {
 inline void transpose(Ints (&square)[kLanes]) {
   __m256i* v = (__m256i*)square;
   __m256i t[kLanes];
+  JAXGEMV_UNROLL
   for (int i = 0; i < kLanes; i += 2) {
     t[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
     t[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
   }
-  for (int i = 0; i < kLanes; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
-      v[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
-    }
+  JAXGEMV_UNROLL
+  for (int i = 0; i < kLanes; i += 4) JAXGEMV_UNROLL
+  for (int j = 0; j < 2; ++j) {
+    v[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
+    v[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
+  }
+  JAXGEMV_UNROLL
   for (int j = 0; j < 4; ++j) {
     t[j] = _mm256_permute2x128_si256(v[j], v[j + 4], 0x20);
     t[j + 4] = _mm256_permute2x128_si256(v[j], v[j + 4], 0x31);
   }
+  JAXGEMV_UNROLL
   for (int j = 0; j < kLanes; ++j) v[j] = t[j];
 }
 
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 6, kTileVectors = 2;
 
 }  // namespace
 }  // namespace jaxgemv

@@ -71,7 +71,7 @@ inline void transpose(Ints (&square)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) square[i] = Ints{a[i], b[i], c[i], d[i]};
 }
 
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 4, kTileVectors = 2;
 
 }  // namespace
 }  // namespace jaxgemv

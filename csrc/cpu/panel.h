@@ -11,161 +11,171 @@
 namespace jaxgemv {
 namespace {
 
-constexpr Index kPanelCodes = 128;
-constexpr int kPanelVectors = kStrip / kLanes;
+constexpr int kPanelCodes = 128;
+static_assert(kStrip % (kTileVectors * kLanes) == 0);
+
+// acc[m][lane] += x[m][k] * panel[k][lane], for kTileVectors vectors of lanes. Rows of x are
+// kPanelCodes apart, so that one register addresses them all.
+template <int kRows>
+inline void multiply_tile(const float* panel, const float* x, Index count, float* acc) {
+  Floats sum[kRows][kTileVectors];
+  JAXGEMV_UNROLL
+  for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
+  for (int v = 0; v < kTileVectors; ++v) sum[m][v] = load_floats(acc + m * kStrip + v * kLanes);
+  for (Index k = 0; k < count; ++k, panel += kStrip, ++x) {
+    Floats w[kTileVectors];
+    JAXGEMV_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) w[v] = load_floats(panel + v * kLanes);
+    JAXGEMV_UNROLL
+    for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) sum[m][v] += w[v] * x[m * kPanelCodes];
+  }
+  JAXGEMV_UNROLL
+  for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
+  for (int v = 0; v < kTileVectors; ++v) store_floats(acc + m * kStrip + v * kLanes, sum[m][v]);
+}
+
+// The same for all lanes of a panel and up to kRows rows of x.
+template <int kRows = kTileRows>
+inline void multiply(Index rows, const float* panel, const float* x, Index count, float* acc) {
+  if constexpr (kRows > 1)
+    if (rows < kRows) return multiply<kRows - 1>(rows, panel, x, count, acc);
+  for (int lane = 0; lane < kStrip; lane += kTileVectors * kLanes)
+    multiply_tile<kRows>(panel + lane, x, count, acc + lane);
+}
 
 template <int kBits>
 struct Panel {
   static constexpr int kChunkCodes = 32;  // these are kBits words
+  static constexpr int kWords = kPanelCodes / kChunkCodes * kBits;
 
-  // Rows of x in the tile of the row m.
-  static Index tile_rows(const Problem& p, Index m) {
-    Index rows = kTileRows;
-    while (rows > p.M - m) rows /= 2;
-    return rows;
-  }
+  static Index panels_of(const Problem& p) { return ceil_div(p.K, Index{kPanelCodes}); }
+  static Index arranged_size(const Problem& p) { return panels_of(p) * p.M * kPanelCodes; }
 
-  static Index arranged_size(const Problem& p) { return p.M * p.K; }
-
-  // [tile][k][row of the tile]
+  // [panel][row][code]
   static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
-    float natural[kPanelCodes];
-    for (Index m0 = 0, rows; m0 < p.M; m0 += rows, out += rows * p.K) {
-      rows = tile_rows(p, m0);
-      for (Index k = 0; k < p.K; k += kPanelCodes) {
-        const Index count = min_of(kPanelCodes, p.K - k);
-        for (Index m = 0; m < rows; ++m) {
-          read_floats(p.x, o.x, (slice * p.M + m0 + m) * p.K + k, count, natural);
-          for (Index i = 0; i < count; ++i) out[(k + i) * rows + m] = natural[i];
-        }
-      }
-    }
+    for (Index k = 0; k < p.K; k += kPanelCodes)
+      for (Index m = 0; m < p.M; ++m, out += kPanelCodes)
+        read_floats(p.x, o.x, (slice * p.M + m) * p.K + k, min_of(kPanelCodes, p.K - k), out);
     return true;
   }
 
-  // Accumulators, a panel, and the parameters by group and lane.
-  static Index scratch_size(const Problem& p) {
-    return kStrip * (p.M + kPanelCodes + 2 * padded(groups_of(p)));
+  // Of a task.
+  struct Scratch {
+    float* acc;       // [row of x][lane]
+    float* panel;     // [code][lane]
+    float* by_group;  // [group][scale, offset][lane]
+    int32_t* places;  // [code]: of its group in by_group
+    Index size;
+
+    Scratch(const Problem& p, float* at) {
+      acc = at;
+      panel = acc + p.M * kStrip;
+      by_group = panel + kPanelCodes * kStrip;
+      float* end = by_group + padded(groups_of(p)) * 2 * kStrip;
+      places = reinterpret_cast<int32_t*>(end);
+      size = end - at + panels_of(p) * kPanelCodes;
+    }
+  };
+
+  static Index scratch_size(const Problem& p) { return Scratch(p, nullptr).size; }
+
+  static void place_groups(const Problem& p, int32_t* places) {
+    int32_t at = 0;
+    for (Index k = 0, left = p.group; k < panels_of(p) * kPanelCodes; ++k) {
+      places[k] = at;
+      if (--left == 0 && k + 1 < p.K) at += 2 * kStrip, left = p.group;
+    }
   }
 
-  // panel[k][lane] <- codes k0 .. k0 + count of kStrip rows.
-  static void unpack(const Problem& p, const uint8_t* const* rows, Index k0, float* panel) {
-    const Index words = row_bytes(p.K, kBits) / 4, first = k0 / 32 * kBits;
-    constexpr Index kWords = kPanelCodes / 32 * kBits;
-    for (int v = 0; v < kPanelVectors; ++v, rows += kLanes) {
+  // panel[k][lane] <- weights k0 .. k0 + kPanelCodes of kStrip rows, with anything behind K.
+  static void unpack(const Problem& p, const uint8_t* const* rows, Index k0, const Scratch& s) {
+    const Index first = k0 / kChunkCodes * kBits, left = row_bytes(p.K, kBits) / 4 - first;
+    for (int lane = 0; lane < kStrip; lane += kLanes, rows += kLanes) {
       Ints word[ceil_div(kWords, kLanes) * kLanes + 1];
-      for (Index w = 0; w < kWords; w += kLanes) {
+      for (int w = 0; w < kWords; w += kLanes) {
         Ints square[kLanes];
-        const Index left = words - first - w;
         for (int j = 0; j < kLanes; ++j) {
           const uint8_t* from = rows[j] + (first + w) * 4;
-          __builtin_prefetch(from + kWords * 4);  // of the next panel: each row is another page
-          square[j] = left >= kLanes ? load_words(from) : load_words(from, max_of(0, left));
+          square[j] = left - w >= kLanes ? load_words(from) : load_words(from, max_of(0, left - w));
         }
         transpose(square);
         for (int j = 0; j < kLanes; ++j) word[w + j] = square[j];
       }
-      for (int chunk = 0; chunk < kPanelCodes / kChunkCodes; ++chunk)
-        unpack_chunk(word + chunk * kBits, panel + (chunk * kChunkCodes) * kStrip + v * kLanes,
-                     std::make_integer_sequence<int, kChunkCodes>());
+      for (int chunk = 0; chunk < kPanelCodes / kChunkCodes; ++chunk) {
+        const int32_t* places = s.places + k0 + chunk * kChunkCodes;
+        float* to = s.panel + chunk * kChunkCodes * kStrip + lane;
+        constexpr std::make_integer_sequence<int, kChunkCodes> kAll;
+        if (places[0] == places[kChunkCodes - 1])
+          unpack_chunk<true>(word + chunk * kBits, s.by_group + lane, places, to, kAll);
+        else
+          unpack_chunk<false>(word + chunk * kBits, s.by_group + lane, places, to, kAll);
+      }
     }
   }
 
-  template <int... kCode>
-  static void unpack_chunk(const Ints* word, float* panel, std::integer_sequence<int, kCode...>) {
-    (store_floats(panel + kCode * kStrip, to_floats(code<kCode>(word))), ...);
+  // Not inlined: gcc would work out the codes once for both forms, and keep them in memory.
+  template <bool kOneGroup, int... kCode>
+  __attribute__((noinline)) static void unpack_chunk(const Ints* words, const float* params,
+                                                     const int32_t* places, float* panel,
+                                                     std::integer_sequence<int, kCode...>) {
+    Ints word[kBits];  // in registers: the stores below might be to `words`, for all compilers know
+    JAXGEMV_UNROLL
+    for (int i = 0; i < kBits; ++i) word[i] = words[i];
+    Floats scale = load_floats(params + places[0]),
+           offset = load_floats(params + places[0] + kStrip);
+    const auto weight = [&](Floats code, int i) {
+      if (!kOneGroup)
+        scale = load_floats(params + places[i]), offset = load_floats(params + places[i] + kStrip);
+      return code * scale + offset;
+    };
+    (store_floats(panel + kCode * kStrip, weight(code<kCode>(word), kCode)), ...);
   }
 
   // Code i of a chunk.
   template <int i>
-  static Ints code(const Ints* word) {
-    constexpr int kAt = i * kBits / 32, kShift = i * kBits % 32, kMask = (1 << kBits) - 1;
-    if constexpr (kShift + kBits <= 32) {
-      return word[kAt] >> kShift & kMask;
-    } else {
-      constexpr int kHere = 32 - kShift;
-      return (word[kAt] >> kShift & ((1 << kHere) - 1)) | (word[kAt + 1] << kHere & kMask);
-    }
-  }
-
-  // Codes to weights, in place.
-  static void scale(const Problem& p, Index k0, Index count, const float* by_group, float* panel) {
-    for (Index i = 0; i < count;) {
-      const Index g = (k0 + i) / p.group, end = min_of((g + 1) * p.group - k0, count);
-      Floats scale[kPanelVectors], offset[kPanelVectors];
-      JAXGEMV_UNROLL
-      for (int v = 0; v < kPanelVectors; ++v) {
-        scale[v] = load_floats(by_group + g * 2 * kStrip + v * kLanes);
-        offset[v] = load_floats(by_group + (g * 2 + 1) * kStrip + v * kLanes);
-      }
-      for (; i < end; ++i) JAXGEMV_UNROLL
-      for (int v = 0; v < kPanelVectors; ++v) {
-        float* at = panel + i * kStrip + v * kLanes;
-        store_floats(at, load_floats(at) * scale[v] + offset[v]);
-      }
-    }
-  }
-
-  // acc[m][lane] += panel[k][lane] * x[k][m]
-  template <int kRows>
-  static void multiply(const float* panel, const float* x, Index count, float* acc) {
-    Floats sum[kRows][kPanelVectors];
-    JAXGEMV_UNROLL
-    for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
-    for (int v = 0; v < kPanelVectors; ++v) sum[m][v] = load_floats(acc + m * kStrip + v * kLanes);
-    for (Index k = 0; k < count; ++k, panel += kStrip, x += kRows) {
-      Floats w[kPanelVectors];
-      JAXGEMV_UNROLL
-      for (int v = 0; v < kPanelVectors; ++v) w[v] = load_floats(panel + v * kLanes);
-      JAXGEMV_UNROLL
-      for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
-      for (int v = 0; v < kPanelVectors; ++v) sum[m][v] += w[v] * x[m];
-    }
-    JAXGEMV_UNROLL
-    for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
-    for (int v = 0; v < kPanelVectors; ++v) store_floats(acc + m * kStrip + v * kLanes, sum[m][v]);
-  }
-
-  static void multiply(Index rows, const float* panel, const float* x, Index count, float* acc) {
-    if (rows == 8) return multiply<8>(panel, x, count, acc);
-    if (rows == 4) return multiply<4>(panel, x, count, acc);
-    if (rows == 2) return multiply<2>(panel, x, count, acc);
-    multiply<1>(panel, x, count, acc);
+  static Floats code(const Ints (&word)[kBits]) {
+    constexpr int kAt = i * kBits / 32, kShift = i * kBits % 32, kHere = 32 - kShift;
+    Ints code = word[kAt] >> kShift;
+    if constexpr (kHere < kBits) code = (code & ((1 << kHere) - 1)) | word[kAt + 1] << kHere;
+    if constexpr (Group<kBits>::kLookup)
+      return lookup(Group<kBits>::all_codes(), code);
+    else
+      return to_floats(code & ((1 << kBits) - 1));
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,
                   Index begin, Index end, float* scratch) {
-    const Index groups = groups_of(p);
-    float* acc = scratch;
-    float* panel = acc + kStrip * p.M;
-    float* by_group = panel + kStrip * kPanelCodes;  // [group][scale, offset][lane]
+    const Scratch s(p, scratch);
+    const Index tiles = ceil_div(p.M, Index{kTileRows}), bytes = row_bytes(p.K, kBits);
+    place_groups(p, s.places);
     for (Index n0 = begin; n0 < end; n0 += kStrip) {
+      const Index count = min_of(kStrip, end - n0);
       const uint8_t* rows[kStrip];
-      for (Index r = 0; r < kStrip; ++r) {
-        const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
-        rows[r] = o.packed + stack * o.packed_stack_stride + n * row_bytes(p.K, kBits);
-        for (Index g = 0; g < groups; g += kLanes) {
-          const GroupParams params = group_params(p, o, stack, n, g, groups);
-          for (int i = 0; i < kLanes; ++i) {
-            by_group[(g + i) * 2 * kStrip + r] = params.scale[i];
-            by_group[((g + i) * 2 + 1) * kStrip + r] = params.offset[i];
-          }
-        }
-      }
-      for (Index i = 0; i < kStrip * p.M; ++i) acc[i] = 0;
+      for (Index r = 0; r < kStrip; ++r)
+        rows[r] = o.packed + stack * o.packed_stack_stride + min_of(n0 + r, end - 1) * bytes;
+      for (int lane = 0; lane < kStrip; lane += kLanes)
+        load_params(p, o, stack, n0 + lane, end - 1, s.by_group + lane, kStrip);
+      for (Index i = 0; i < kStrip * p.M; ++i) s.acc[i] = 0;
+      // The next strip, in the order of memory.
+      const uint8_t* ahead = rows[0] + kStrip * bytes;
+      const float* tile_x = x;
       for (Index k0 = 0; k0 < p.K; k0 += kPanelCodes) {
-        const Index count = min_of(kPanelCodes, p.K - k0);
-        unpack(p, rows, k0, panel);
-        scale(p, k0, count, by_group, panel);
-        for (Index m = 0, tile; m < p.M; m += tile) {
-          tile = tile_rows(p, m);
-          multiply(tile, panel, x + m * p.K + k0 * tile, count, acc + m * kStrip);
+        for (int line = 0; line < kStrip * kWords * 4; line += 64, ahead += 64)
+          __builtin_prefetch(ahead, 0, 2);
+        unpack(p, rows, k0, s);
+        for (Index tile = 0, m = 0, next; tile < tiles; ++tile, m = next) {
+          next = (tile + 1) * p.M / tiles;
+          multiply(next - m, s.panel, tile_x, min_of(kPanelCodes, p.K - k0), s.acc + m * kStrip);
+          tile_x += (next - m) * kPanelCodes;
         }
       }
-      for (Index r = 0; r < kStrip && n0 + r < end; ++r) {
-        const float bias = bias_of(o, stack, n0 + r);
-        for (Index m = 0; m < p.M; ++m)
-          write_float(p.y, o.y, (slice * p.M + m) * p.N + n0 + r, acc[m * kStrip + r] + bias);
+      float bias[kStrip];
+      for (Index r = 0; r < count; ++r) bias[r] = bias_of(o, stack, n0 + r);
+      for (Index m = 0; m < p.M; ++m) {
+        float* sum = s.acc + m * kStrip;
+        for (Index r = 0; r < count; ++r) sum[r] += bias[r];
+        write_floats(p.y, o.y, (slice * p.M + m) * p.N + n0, count, sum);
       }
     }
   }

@@ -7,14 +7,8 @@
 
 #include "convert.h"
 #include "level.h"
+#include "unroll.h"
 #include "weights.h"
-
-// Loops over registers: what is left a loop would keep them in memory.
-#if defined(__clang__)
-#define JAXGEMV_UNROLL _Pragma("unroll")
-#else
-#define JAXGEMV_UNROLL _Pragma("GCC unroll 64")
-#endif
 
 namespace jaxgemv {
 namespace {
@@ -89,6 +83,23 @@ inline GroupParams group_params(const Problem& p, const Operands& o, Index stack
   if (p.affine == Affine::kMid) return {scale, scale * -static_cast<float>(mid_code(p.bits))};
   const Floats shift = read(o.shift);
   return {scale, p.affine == Affine::kOffset ? shift : -shift * scale};
+}
+
+// to[group][scale, offset][lane] <- parameters of the rows from n on, of which the last may be
+// repeated. `lanes`: how many there are in `to`.
+inline void load_params(const Problem& p, const Operands& o, Index stack, Index n, Index last,
+                        float* to, Index lanes) {
+  const Index groups = groups_of(p);
+  for (Index g = 0; g < groups; g += kLanes) {
+    Ints scale[kLanes], offset[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      const GroupParams params = group_params(p, o, stack, min_of(n + r, last), g, groups);
+      scale[r] = (Ints)params.scale, offset[r] = (Ints)params.offset;
+    }
+    transpose(scale), transpose(offset);
+    for (int i = 0; i < kLanes; ++i, to += 2 * lanes)
+      store_floats(to, (Floats)scale[i]), store_floats(to + lanes, (Floats)offset[i]);
+  }
 }
 
 }  // namespace
