@@ -22,7 +22,10 @@ inline void multiply_tile(const float* panel, const float* x, Index count, float
   JAXGEMV_UNROLL
   for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
   for (int v = 0; v < kTileVectors; ++v) sum[m][v] = load_floats(acc + m * kStrip + v * kLanes);
-  for (Index k = 0; k < count; ++k, panel += kStrip, ++x) {
+  // The next tile's x, which many rows keep in the second-level cache.
+  const float* ahead = x + kRows * kPanelCodes;
+  for (Index k = 0; k < count; ++k, panel += kStrip, ++x, ahead += kRows) {
+    __builtin_prefetch(ahead);
     Floats w[kTileVectors];
     JAXGEMV_UNROLL
     for (int v = 0; v < kTileVectors; ++v) w[v] = load_floats(panel + v * kLanes);
