@@ -26,7 +26,7 @@ library = $(shell $(CXX) -print-file-name=$(1))
 
 asan:
 	$(call sanitized_install,address)
-	LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	build/$@/bin/python -m pytest --capture=sys
 
 ubsan:
