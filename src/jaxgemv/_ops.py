@@ -1,9 +1,14 @@
 """The public operations: check, promote, bind."""
 
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import ParamSpec
+
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv import _sharding
@@ -13,8 +18,31 @@ from jaxgemv._format import QuantizedTensor
 from jaxgemv._primitive import why_no_kernel
 
 _ARRAYS = ("packed", "scale", "zero", "offset", "codebook")
+_STATIC = ("out_dtype", "implementation", "out_sharding")
 
 
+_P = ParamSpec("_P")
+
+
+def _is_local(a) -> bool:
+    """An array on one device: where shardings are known, a trace must not hide them."""
+    return isinstance(a, Array) and not isinstance(a, Tracer) and isinstance(a.sharding, SingleDeviceSharding)
+
+
+def _checked_once(function: Callable[_P, Array], static: tuple[str, ...] = _STATIC) -> Callable[_P, Array]:
+    """Outside a trace, where checks take longer than a small product, they run once for all calls that are alike."""
+    traced = jax.jit(function, static_argnames=static)
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Array:
+        arrays = jax.tree.leaves((args, [value for name, value in kwargs.items() if name not in static]))
+        alike = all(isinstance(kwargs.get(name), Hashable) for name in static)
+        return (traced if alike and all(map(_is_local, arrays)) else function)(*args, **kwargs)
+
+    return call
+
+
+@_checked_once
 def gemv(
     x: ArrayLike,
     w: QuantizedTensor | ArrayLike,
@@ -82,7 +110,7 @@ def _public(bits: int):
       array, and None means the mid code {1 << bits - 1}. group_size: needed when G does not divide K.
     - x, bias, out_dtype, implementation, out_sharding and errors: as in `jaxgemv.gemv`.
     """
-    return gemv_bits
+    return _checked_once(gemv_bits, ("group_size", *_STATIC))
 
 
 gemv_int1, gemv_int2, gemv_int3, gemv_int4, gemv_int5, gemv_int6, gemv_int7, gemv_int8 = map(
