@@ -3,8 +3,8 @@
     python examples/llama.py --prompt "def quicksort(items):" --weights int4
 
 1. A byte-level model of 4 M parameters, trained by train.py on Python's standard library, writes code.
-2. The same model with bf16, int8 and int4 weights: speed, size, and how well it predicts modules
-   that it has never seen.
+2. The same model with bf16, float32, int8 and int4 weights: speed, size, and how well it predicts
+   modules that it has never seen.
 3. So small a model says little about speed: the same decoder at a real size, with random weights.
 """
 
@@ -31,7 +31,7 @@ PROMPT = '''class Queue:
 
     def __init__(self'''
 CHECKPOINT = pathlib.Path(__file__).with_name("stdlib-4m.safetensors")
-KINDS = {"bf16": None, "int8": 8, "int4": 4}  # bits; groups of 128 weights share a scale
+KINDS = {"bf16": None, "f32": None, "int8": 8, "int4": 4}  # bits; groups of 128 weights share a scale
 STRIDE = 256  # of each held-out window, the bytes that are scored
 
 LLAMA = functools.partial(model.Config, vocab=128_256, rope_theta=500_000.0)
@@ -45,9 +45,11 @@ console = Console()
 
 
 def convert(params, kind):
-    """The matrices (N, K) as they are, in bf16, or as QuantizedTensors; vectors stay what they are."""
+    """The matrices (N, K) as they are, in bf16, or as QuantizedTensors; or all in float32."""
     if kind == "bf16":
         return params
+    if kind == "f32":
+        return jax.tree.map(lambda weight: weight.astype(jnp.float32), params)
     low_bit = functools.partial(quantize, bits=KINDS[kind], group_size=128)
     return jax.tree.map(lambda weight: low_bit(weight) if weight.ndim == 2 else weight, params)
 
@@ -61,7 +63,7 @@ def in_form(params, scan):
 def random_weight(key, shape, kind):
     """Uniform weights with the variance 1 / K, from the four bytes of random words: quick to make."""
     if len(shape) == 1:
-        return jnp.ones(shape, jnp.bfloat16)
+        return convert(jnp.ones(shape, jnp.bfloat16), kind)
     words = jax.random.bits(key, (shape[0], shape[1] // 4))
     noise = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(shape).astype(jnp.float32) - 127.5
     return convert((noise / (73.9 * shape[1] ** 0.5)).astype(jnp.bfloat16), kind)

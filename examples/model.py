@@ -143,7 +143,8 @@ def stack(layers):
     return jax.tree.map(lambda *each: jnp.stack(each), *layers)
 
 
-def empty_cache(params, config, dtype=jnp.bfloat16):
+def empty_cache(params, config, dtype=None):
+    dtype = dtype or params["norm"].dtype
     shape = (config.context, config.n_kv_heads, config.head_dim)
     layers = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
     return stack(layers) if isinstance(params["layers"], dict) else layers

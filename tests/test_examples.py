@@ -30,10 +30,11 @@ def test_llama():
     prompt = "def factorial(n):\n"
     output = output_of("llama.py", "--size", "none", "--tokens", "16", "--prompt", prompt)
     assert prompt in output
-    rows = re.findall(r"(bf16|int8|int4)\W+([\d.]+)\W+([\d.]+)\W+([\d.]+)", output)
+    rows = re.findall(r"(bf16|f32|int8|int4)\W+([\d.]+)\W+([\d.]+)\W+([\d.]+)", output)
     bits = {kind: float(value) for kind, _, _, value in rows}
     # The bars of the example: 2.2 held-out bits per byte in bf16 (chance is 8), and 0.1 for rounding.
     assert bits["bf16"] < 2.2
+    assert abs(bits["f32"] - bits["bf16"]) < 0.1
     assert abs(bits["int8"] - bits["bf16"]) < 0.1
     assert abs(bits["int4"] - bits["bf16"]) < 0.1
 
