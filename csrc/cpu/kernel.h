@@ -4,8 +4,8 @@
 // processors.
 //
 // Up to kDigitRows rows of x go to digits.h, bound by memory; more of them, and what it does not
-// take, to panel.h, bound by multiplications. In both a sum is made in the order of k, whatever the
-// threads.
+// take, to panel.h, bound by multiplications; where there is AMX, tiles.h comes before both. In all
+// a sum is made in an order that k gives, whatever the threads.
 //
 // A level's vectors are Floats and Ints of kLanes lanes, and
 //   load_words(from), load_words(from, count): kLanes words, or zeros behind the first `count`;

@@ -1,5 +1,4 @@
 // AVX-512 with AMX: tiles of bfloat16.
-#include "avx512.h"
 #include "tiles.h"
 
 namespace jaxgemv {
