@@ -4,18 +4,25 @@
 """
 
 import argparse
-import json
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from bench import environment
+from bench import environment, report
 from jaxgemv import gemv, quantize
 
 _SIZE, _CHAIN, _REPEATS = 256, 100, 500
+
+
+@dataclass
+class Row:
+    system: str
+    in_jit_us: float
+    outside_us: float
 
 
 def main() -> None:
@@ -39,12 +46,13 @@ def main() -> None:
         product = gemv if name.startswith("jaxgemv") else lambda x, w: x @ w
         # The difference is that of calls alone, without what one execution takes.
         one, chain = (_time(jax.jit(_chain(product, n)), w) for n in (1, 1 + _CHAIN))
-        rows.append({"system": name, "in_jit_us": (chain - one) / _CHAIN, "outside_us": _time(product, w)})
-        print(f"{name}: {rows[-1]['in_jit_us']:.1f} us in jit, {rows[-1]['outside_us']:.1f} us outside")
+        row = Row(name, (chain - one) / _CHAIN, _time(product, w))
+        rows.append(row)
+        print(f"{name}: {row.in_jit_us:.1f} us in jit, {row.outside_us:.1f} us outside")
     if args.out:
         env = environment.environment(jax.devices()[0], args.commit, "bench.calls")
         method = {"size": _SIZE, "chain": _CHAIN, "repeats": _REPEATS}
-        args.out.write_text(json.dumps({"environment": env, "method": method, "rows": rows}, indent=1) + "\n")
+        report.save(args.out, env, method, rows)
 
 
 def _chain(product, count: int):
