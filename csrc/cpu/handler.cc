@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -34,7 +35,7 @@ static bool may_use_tiles() {
 #if defined(__linux__)
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
   return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+         __builtin_cpu_supports("amx-int8") && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
   return false;
 #endif
@@ -52,6 +53,7 @@ const std::vector<const Level*>& supported_levels() {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vnni");
     if (has_avx2) found.insert(found.begin(), &kAvx2);
+    if (has_avx2 && __builtin_cpu_supports("avxvnni")) found.insert(found.begin(), &kAvxVnni);
     if (has_avx2 && has_avx512) found.insert(found.begin(), &kAvx512);
     if (has_avx2 && has_avx512 && may_use_tiles()) found.insert(found.begin(), &kAmx);
 #endif
@@ -69,14 +71,19 @@ namespace {
 
 // Weights that are worth a task of their own, for one row of x.
 constexpr Index kTaskBytes = 64 << 10;
+// Values of x that are worth the time to divide them.
+constexpr Index kPieceValues = 32 << 10;
 // Tasks for each thread: threads that start late or run slowly take fewer.
 constexpr Index kTasksPerThread = 8;
+
+struct alignas(64) Next {  // a line of its own: each thread counts up another
+  std::atomic<Index> value;
+};
 
 struct alignas(64) Line {
   static constexpr Index kValues = 16;
   std::byte bytes[64];
 };
-using Lines = std::vector<Line>;
 
 // The product, rows of the weight by rows.
 struct Product {
@@ -92,6 +99,21 @@ struct Product {
   }
 
   Index scratch_size() const { return kernel.scratch_size(problem); }
+
+  // Pieces of a slice of x, arranged by themselves.
+  Index pieces(Index threads) const {
+    return problem.M * problem.K < kPieceValues ? 1 : std::min(threads, problem.M);
+  }
+  void prepare(float* arranged) { kernel.prepare(problem, arranged); }
+  bool arrange(Index slice, Index piece, Index pieces, float* arranged) {
+    return kernel.arrange(problem, operands, slice, problem.M * piece / pieces,
+                          problem.M * (piece + 1) / pieces, arranged);
+  }
+  void arrange_anew(Index slice, float* arranged) {
+    do {
+      kernel.fall_back(problem, arranged);
+    } while (!arrange(slice, 0, 1, arranged));
+  }
 
   void run(Index task, float* arranged, float* scratch) {
     const Index slice = task / tasks_per_slice, begin = task % tasks_per_slice * task_rows;
@@ -129,6 +151,14 @@ struct TransposedProduct {
 
   Index scratch_size() const { return kernel.scratch_size(problem, codes); }
   Index tile_sums() const { return problem.M * codes; }
+
+  Index pieces(Index) const { return 1; }
+  void prepare(float*) {}
+  bool arrange(Index slice, Index, Index, float* arranged) {
+    kernel.arrange(problem, operands, slice, arranged);
+    return true;
+  }
+  void arrange_anew(Index, float*) {}
 
   // Neighbouring tasks are neighbours in memory.
   void run(Index task, float* arranged, float* scratch) {
@@ -173,32 +203,62 @@ struct Job {
     done = ffi::CountDownPromise(product.tasks);
     const Problem& problem = product.problem;
     arranged_lines = ceil_div(product.kernel.arranged_size(problem), Line::kValues);
-    arranged.resize(arranged_lines * problem.batch);
-    for (Index slice = 0; slice < problem.batch; ++slice)
-      product.kernel.arrange(problem, product.operands, slice, arranged_of(slice));
+    arranged = std::make_unique_for_overwrite<Line[]>(arranged_lines * problem.batch);
+    for (Index slice = 0; slice < problem.batch; ++slice) product.prepare(arranged_of(slice));
+    pieces = product.pieces(workers);
+    is_bad = std::vector<std::atomic<bool>>(problem.batch);
+    next = std::vector<Next>(workers);
+    for (Index i = 0; i < workers; ++i) next[i].value = begin_of(i);
     for (Index i = 0; i < workers; ++i)
-      scratch.emplace_back(ceil_div(product.scratch_size(), Line::kValues));
+      scratch.push_back(
+          std::make_unique_for_overwrite<Line[]>(ceil_div(product.scratch_size(), Line::kValues)));
   }
 
   float* arranged_of(Index slice) {
-    return reinterpret_cast<float*>(arranged.data() + slice * arranged_lines);
+    return reinterpret_cast<float*>(arranged.get() + slice * arranged_lines);
   }
 
+  // Returns when all of x is arranged, by whichever threads have come. None waits for one that has
+  // not begun.
+  void arrange() {
+    const Index all = pieces * product.problem.batch;
+    for (Index i; (i = next_piece.fetch_add(1)) < all;) {
+      const Index slice = i / pieces;
+      if (!product.arrange(slice, i % pieces, pieces, arranged_of(slice))) is_bad[slice] = true;
+      if (finished_pieces.fetch_add(1) + 1 < all) continue;
+      for (Index bad = 0; bad < product.problem.batch; ++bad)
+        if (is_bad[bad]) product.arrange_anew(bad, arranged_of(bad));
+      is_arranged = true;
+    }
+    while (!is_arranged) std::this_thread::yield();
+  }
+
+  Index begin_of(Index share) const { return product.tasks * share / workers; }
+
+  // Its own share, in the order of memory, which is then read as one stream; then the others'.
   void work(Index worker) {
+    arrange();
     const Index per_slice = product.tasks / product.problem.batch;
     Index finished = 0;
-    for (Index task; (task = next.fetch_add(1)) < product.tasks; ++finished)
-      product.run(task, arranged_of(task / per_slice),
-                  reinterpret_cast<float*>(scratch[worker].data()));
+    for (Index i = 0; i < workers; ++i) {
+      const Index share = (worker + i) % workers, end = begin_of(share + 1);
+      for (Index task; (task = next[share].value.fetch_add(1)) < end; ++finished)
+        product.run(task, arranged_of(task / per_slice),
+                    reinterpret_cast<float*>(scratch[worker].get()));
+    }
     if (finished > 0) done.CountDown(finished);
   }
 
   Work product;
   Index workers;
   Index arranged_lines;  // of a slice of x
-  Lines arranged;
-  std::vector<Lines> scratch;  // one for each worker
-  std::atomic<Index> next = 0;
+  std::unique_ptr<Line[]> arranged;
+  std::vector<std::unique_ptr<Line[]>> scratch;  // one for each worker
+  Index pieces;                                  // of a slice of x
+  std::atomic<Index> next_piece = 0, finished_pieces = 0;
+  std::vector<std::atomic<bool>> is_bad;  // slices
+  std::atomic<bool> is_arranged = false;
+  std::vector<Next> next;  // task of each worker's share
   ffi::CountDownPromise done;
 };
 

@@ -4,8 +4,8 @@
 // processors.
 //
 // Up to kDigitRows rows of x go to digits.h, bound by memory; more of them, and what it does not
-// take, to panel.h, bound by multiplications; where there is AMX, tiles.h comes before both. In all
-// a sum is made in an order that k gives, whatever the threads.
+// take, to panel.h, bound by multiplications. Where there is AMX, tiles.h and tile_digits.h come
+// before both. In all a sum is made in an order that k gives, whatever the threads.
 //
 // A level's vectors are Floats and Ints of kLanes lanes, and
 //   load_words(from), load_words(from, count): kLanes words, or zeros behind the first `count`;
@@ -34,9 +34,21 @@ struct Either {
            max_of(First::accepts(p) ? First::arranged_size(p) : 0, Second::arranged_size(p));
   }
 
-  static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
-    out[0] = First::accepts(p) && First::arrange(p, o, slice, out + kHeader);
-    return out[0] || Second::arrange(p, o, slice, out + kHeader);
+  static void prepare(const Problem& p, float* out) {
+    out[0] = First::accepts(p);
+    out[0] ? First::prepare(p, out + kHeader) : Second::prepare(p, out + kHeader);
+  }
+
+  static bool arrange(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
+                      float* out) {
+    return out[0] ? First::arrange(p, o, slice, m0, m1, out + kHeader)
+                  : Second::arrange(p, o, slice, m0, m1, out + kHeader);
+  }
+
+  static void fall_back(const Problem& p, float* out) {
+    if (!out[0]) return Second::fall_back(p, out + kHeader);
+    out[0] = 0;
+    Second::prepare(p, out + kHeader);
   }
 
   static Index scratch_size(const Problem& p) {
@@ -58,10 +70,6 @@ using Gemv =
 
 template <typename Chosen>
 struct Entry {
-  static void arrange(const Problem& p, const Operands& o, Index slice, float* arranged) {
-    Chosen::arrange(p, o, slice, arranged);
-  }
-
   static void run(const Problem& p, const Operands& o, Index slice, float* arranged, Index begin,
                   Index end, float* scratch) {
     const Index stack = o.index == nullptr ? 0 : load<int32_t>(o.index, slice);
@@ -72,18 +80,20 @@ struct Entry {
         write_float(p.y, o.y, (slice * p.M + m) * p.N + n, __builtin_nanf(""));
   }
 
-  static constexpr Kernel kKernel = {Chosen::arranged_size, arrange, Chosen::scratch_size, run};
+  static constexpr Kernel kKernel = {Chosen::arranged_size, Chosen::prepare,      Chosen::arrange,
+                                     Chosen::fall_back,     Chosen::scratch_size, run};
 };
 
 template <template <int> typename Chosen, int... kIndex>
-constexpr Level make_level(const char* name, std::integer_sequence<int, kIndex...>) {
-  return {name, {Entry<Chosen<kIndex + 1>>::kKernel...}, {Transposed<kIndex + 1>::kKernel...}};
+constexpr Level make_level(const char* name, int rows, std::integer_sequence<int, kIndex...>) {
+  return {
+      name, rows, {Entry<Chosen<kIndex + 1>>::kKernel...}, {Transposed<kIndex + 1>::kKernel...}};
 }
 
 // The kernels of all widths.
 template <template <int> typename Chosen>
-constexpr Level make_level(const char* name) {
-  return make_level<Chosen>(name, std::make_integer_sequence<int, 8>());
+constexpr Level make_level(const char* name, int rows) {
+  return make_level<Chosen>(name, rows, std::make_integer_sequence<int, 8>());
 }
 
 }  // namespace

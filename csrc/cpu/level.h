@@ -9,9 +9,13 @@ namespace jaxgemv {
 
 // The code for one width of weights. Sizes are in values of four bytes.
 struct Kernel {
-  // x is converted once per call, to what the kernel reads.
+  // x is converted once per call, to what the kernel reads: first what rows share, then rows
+  // [m0, m1), by several threads. Where any of that is false, all of it again after fall_back.
   Index (*arranged_size)(const Problem&);
-  void (*arrange)(const Problem&, const Operands&, Index slice, float* arranged);
+  void (*prepare)(const Problem&, float* arranged);
+  bool (*arrange)(const Problem&, const Operands&, Index slice, Index m0, Index m1,
+                  float* arranged);
+  void (*fall_back)(const Problem&, float* arranged);
 
   // Computes y[slice, :, begin:end], where begin is a multiple of kStrip.
   Index (*scratch_size)(const Problem&);
@@ -43,16 +47,17 @@ struct TransposedKernel {
 
 struct Level {
   const char* name;
+  // Rows of x, up to which kernels are at least as fast as to dequantise and let XLA multiply
+  // (docs/cpu-notes.md). They take any number.
+  int rows;
   Kernel kernels[8];  // of widths 1..8
   TransposedKernel transposed[8];
 };
 
-extern const Level kAmx, kAvx512, kAvx2, kPortable;
+extern const Level kAmx, kAvx512, kAvxVnni, kAvx2, kPortable;
 
 // Rows of weights that a kernel takes at a time; work is divided in multiples of this.
 constexpr int kStrip = 32;
-// Rows of x that share a read of the weights: any number, but Python calls with no more.
-constexpr int kMaxRows = 64;
 // Rows of x that are taken as integers. (4 were 1.4 to 1.7 times as slow as panels:
 // docs/cpu-notes.md.)
 constexpr int kDigitRows = 2;

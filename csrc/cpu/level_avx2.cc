@@ -1,48 +1,8 @@
-// AVX2, FMA and F16C.
-#include <immintrin.h>
-
-#include <cstdint>
-
-#include "unroll.h"
+// AVX2 without VNNI.
+#include "avx2.h"
 
 namespace jaxgemv {
 namespace {
-
-constexpr int kLanes = 8;
-typedef float Floats __attribute__((vector_size(32)));
-typedef int32_t Ints __attribute__((vector_size(32)));
-
-constexpr int kLookupSize = 8;
-
-inline Floats lookup(Floats table, Ints index) {
-  return (Floats)_mm256_permutevar8x32_ps((__m256)table, (__m256i)index);
-}
-
-inline Ints widen_bytes(const uint8_t* from) {
-  return (Ints)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
-}
-
-inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
-  const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)from));
-  return (Ints)_mm256_shuffle_epi8(bytes, _mm256_loadu_si256((const __m256i*)places));
-}
-
-inline float sum_of(Floats value) {
-  const __m128 four =
-      _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-inline Ints load_words(const uint8_t* from) {
-  return (Ints)_mm256_loadu_si256((const __m256i*)from);
-}
-
-inline Ints load_words(const uint8_t* from, int64_t count) {
-  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane);
-  return (Ints)_mm256_maskload_epi32((const int*)from, mask);
-}
 
 // Of bytes it would saturate.
 constexpr int kDigitBits = 16;
@@ -51,36 +11,11 @@ inline Ints dot(Ints sum, Ints codes, Ints digits) {
   return sum + (Ints)_mm256_madd_epi16((__m256i)codes, (__m256i)digits);
 }
 
-inline void transpose(Ints (&square)[kLanes]) {
-  __m256i* v = (__m256i*)square;
-  __m256i t[kLanes];
-  JAXGEMV_UNROLL
-  for (int i = 0; i < kLanes; i += 2) {
-    t[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
-  }
-  JAXGEMV_UNROLL
-  for (int i = 0; i < kLanes; i += 4) JAXGEMV_UNROLL
-  for (int j = 0; j < 2; ++j) {
-    v[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
-    v[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
-  }
-  JAXGEMV_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    t[j] = _mm256_permute2x128_si256(v[j], v[j + 4], 0x20);
-    t[j + 4] = _mm256_permute2x128_si256(v[j], v[j + 4], 0x31);
-  }
-  JAXGEMV_UNROLL
-  for (int j = 0; j < kLanes; ++j) v[j] = t[j];
-}
-
-constexpr int kTileRows = 6, kTileVectors = 2;
-
 }  // namespace
 }  // namespace jaxgemv
 
 #include "kernel.h"
 
 namespace jaxgemv {
-const Level kAvx2 = make_level<Gemv>("avx2");
+const Level kAvx2 = make_level<Gemv>("avx2", 256);
 }

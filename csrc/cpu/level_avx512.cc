@@ -3,5 +3,5 @@
 #include "kernel.h"
 
 namespace jaxgemv {
-const Level kAvx512 = make_level<Gemv>("avx512");
+const Level kAvx512 = make_level<Gemv>("avx512", 512);
 }

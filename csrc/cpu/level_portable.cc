@@ -79,5 +79,5 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #include "kernel.h"
 
 namespace jaxgemv {
-const Level kPortable = make_level<Gemv>("portable");
+const Level kPortable = make_level<Gemv>("portable", 64);
 }

@@ -26,7 +26,8 @@ nb::list kernels() {
   nb::list rows;
   for (int bits = 1; bits <= 8; ++bits)
     for (Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32}) {
-      rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), kMaxRows, false));
+      rows.append(
+          nb::make_tuple(current_level()->name, bits, name_of(x), current_level()->rows, false));
       rows.append(nb::make_tuple(current_level()->name, bits, name_of(x), kSharedRows, true));
     }
   return rows;

@@ -55,11 +55,16 @@ struct Panel {
   static Index panels_of(const Problem& p) { return ceil_div(p.K, Index{kPanelCodes}); }
   static Index arranged_size(const Problem& p) { return panels_of(p) * p.M * kPanelCodes; }
 
+  static void prepare(const Problem&, float*) {}
+  static void fall_back(const Problem&, float*) {}
+
   // [panel][row][code]
-  static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
-    for (Index k = 0; k < p.K; k += kPanelCodes)
-      for (Index m = 0; m < p.M; ++m, out += kPanelCodes)
-        read_floats(p.x, o.x, (slice * p.M + m) * p.K + k, min_of(kPanelCodes, p.K - k), out);
+  static bool arrange(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
+                      float* out) {
+    for (Index k = 0; k < p.K; k += kPanelCodes, out += p.M * kPanelCodes)
+      for (Index m = m0; m < m1; ++m)
+        read_floats(p.x, o.x, (slice * p.M + m) * p.K + k, min_of(kPanelCodes, p.K - k),
+                    out + m * kPanelCodes);
     return true;
   }
 

@@ -76,7 +76,11 @@ inline GroupParams group_params(const Problem& p, const Operands& o, Index stack
                                 Index groups) {
   const auto read = [&](const Param& param) {
     const Index first = stack * param.stack_stride + n * param.n_stride;
-    if (param.g_stride == 0) return Floats{} + read_vector(param.dtype, param.data, first, 1)[0];
+    float value;
+    if (param.g_stride == 0) {
+      read_floats(param.dtype, param.data, first, 1, &value);
+      return Floats{} + value;
+    }
     return read_vector(param.dtype, param.data, first + g, min_of(kLanes, groups - g));
   };
   const Floats scale = read(o.scale);

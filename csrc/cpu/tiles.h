@@ -19,6 +19,9 @@ namespace {
 // other kernels.
 constexpr int kMostExponent = 100;
 
+// Fewer rows are faster as digits (tile_digits.h).
+constexpr int kLeastRows = 12;
+
 constexpr int parts_of(Dtype x) { return x == Dtype::kBF16 ? 1 : 2; }
 
 template <int kBits>
@@ -29,7 +32,7 @@ struct Tiles {
 
   // Blocks are multiplied once for each group in them, so that narrow ones take long.
   static bool accepts(const Problem& p) {
-    return p.x != Dtype::kF32 && p.M > kDigitRows && p.group >= min_of(kCodes / 4, p.K);
+    return p.x != Dtype::kF32 && p.M >= kLeastRows && p.group >= min_of(kCodes / 4, p.K);
   }
 
   struct Shape {
@@ -64,16 +67,18 @@ struct Tiles {
 
   static Index arranged_size(const Problem& p) { return Arranged(p, nullptr).size; }
 
-  // False where an element is out of range.
-  static bool arrange(const Problem& p, const Operands& o, Index slice, float* out) {
+  static void prepare(const Problem&, float*) {}
+
+  // False where an element is out of range. What belongs to no row is left as it is.
+  static bool arrange(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
+                      float* out) {
     const Shape shape(p);
     const Arranged a(p, out);
-    for (Index i = 0; i < a.size; ++i) out[i] = 0;
     float* sums = a.sums;
     for (Index block = 0; block < shape.blocks; ++block) {
       const Index k0 = block * kCodes, count = min_of(kCodes, p.K - k0);
       const Index first = k0 / p.group, groups = shape.last_group(p, block) - first + 1;
-      for (Index m = 0; m < p.M; ++m) {
+      for (Index m = m0; m < m1; ++m) {
         float rest[kCodes] = {}, part[kCodes];
         read_floats(p.x, o.x, (slice * p.M + m) * p.K + k0, count, rest);
         if (!in_range(rest)) return false;
