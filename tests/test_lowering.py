@@ -8,7 +8,7 @@ import pytest
 
 from jaxgemv import QuantizedTensor, gemv
 from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends
-from jaxgemv._primitive import MAX_ROWS
+from jaxgemv._primitive import MAX_ROWS, most_rows
 
 built = pytest.mark.skipif(backends["cuda"].missing is not None, reason="jaxgemv._cuda is not built")
 with_kernels = pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=built)])
@@ -51,7 +51,9 @@ def test_one_call(platform, rows):
 def test_many_rows_leave_the_kernel(platform, monkeypatch):
     """Unless it is asked for."""
     monkeypatch.setattr("jaxgemv._ops._has_gpu", lambda: True)
-    x = spec(MAX_ROWS + 1, K)
+    most = most_rows(platform, 4, "bfloat16")
+    assert len(calls(lowered(platform, gemv, spec(most, K), weight()))) == 1
+    x = spec(most + 1, K)
     assert not calls(lowered(platform, gemv, x, weight()))
     assert len(calls(lowered(platform, lambda x, w: gemv(x, w, implementation=platform), x, weight()))) == 1
 

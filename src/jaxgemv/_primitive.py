@@ -118,12 +118,22 @@ def why_reference(avals, platform: str | None, obstacle: str | None = None, *, n
 def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **params):
     """On one device: one kernel, or where there is an obstacle the reference."""
     reason = why_reference(ctx.avals_in, platform, obstacle, **params)
-    rows = _rows(dict(zip(params["names"], ctx.avals_in, strict=True)))
-    # Under jax.export it may be symbolic, and then may be small.
-    few = not isinstance(rows, int) or rows <= MAX_ROWS
-    use_kernel = not reason and (params["implementation"] or few)
+    use_kernel = not reason and (params["implementation"] or _few(platform, ctx.avals_in, **params))
     call = partial(_kernel_call, platform=platform) if use_kernel else _reference_call
     return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
+
+
+def _few(platform: str, avals, *, names, bits, k, **params) -> bool:
+    """Whether the rows of x are too few for dequantising to be worth it."""
+    named = dict(zip(names, avals, strict=True))
+    rows = _rows(named)
+    # Under jax.export it may be symbolic, and then may be small.
+    return not isinstance(rows, int) or rows <= most_rows(platform, bits, named["x"].dtype, k is not None)
+
+
+def most_rows(platform: str, bits: int, x_dtype, transposed: bool = False) -> int:
+    """Rows of x, above which the weight is dequantised and XLA multiplies."""
+    return max(MAX_ROWS, backends[platform].rows_of(bits, x_dtype, transposed))
 
 
 def batch(args, dims, *, names, **params):
