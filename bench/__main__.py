@@ -220,7 +220,7 @@ def _arguments():
         "--plot", type=Path, metavar="FILE", help="draw the PNG of such a FILE, and do no more"
     )
     parser.add_argument("--ggml", metavar="PATH", help="on the CPU, libggml of llama.cpp, to compare with")
-    parser.add_argument("--level", help="on the CPU, avx2 or portable instead of the best of the processor")
+    parser.add_argument("--level", help="on the CPU, avx2, say, instead of the best of the processor")
     parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
     return parser.parse_args()
 

@@ -35,7 +35,9 @@ def test_support_matrix():
     if missing := [b.missing for b in backends.values() if b.missing]:
         pytest.skip(f"needs every backend: {missing}")
     # The CPU's kernels are named after the best instruction set of the processor.
-    here = re.sub(r"(amx|avx512|avx2|portable):", "amx, avx512, avx2 or portable:", support_matrix())
+    here = re.sub(
+        r"(amx|avx512|avxvnni|avx2|portable):", "amx, avx512, avxvnni, avx2 or portable:", support_matrix()
+    )
     assert here in README.read_text()
 
 

@@ -21,7 +21,7 @@ from jax.interpreters import ad, mlir
 from jaxgemv import _experts, _reference
 from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends
 
-# Above this many rows for one matrix, dequantising once and a matmul of XLA's take over.
+# Above this many rows for one matrix, dequantising once and a matmul of XLA's take over, unless a kernel serves more.
 MAX_ROWS = 64
 
 _STATIC = ("names", "op", "bits", "group", "k", "out_dtype", "implementation")
@@ -118,7 +118,9 @@ def why_reference(avals, platform: str | None, obstacle: str | None = None, *, n
 def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **params):
     """On one device: one kernel, or where there is an obstacle the reference."""
     reason = why_reference(ctx.avals_in, platform, obstacle, **params)
-    use_kernel = not reason and (params["implementation"] or _few(platform, ctx.avals_in, **params))
+    use_kernel = (
+        platform and not reason and (params["implementation"] or _few(platform, ctx.avals_in, **params))
+    )
     call = partial(_kernel_call, platform=platform) if use_kernel else _reference_call
     return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
 
