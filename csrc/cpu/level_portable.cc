@@ -15,7 +15,7 @@ typedef int32_t Ints __attribute__((vector_size(16)));
 
 constexpr int kLookupSize = 0;  // no instruction for it
 
-inline Floats lookup(Floats table, Ints index) {
+[[maybe_unused]] inline Floats lookup(Floats table, Ints index) {
   Floats found;
   for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane]];
   return found;
@@ -40,7 +40,9 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   return words;
 }
 
-inline float sum_of(Floats value) { return (value[0] + value[2]) + (value[1] + value[3]); }
+[[maybe_unused]] inline float sum_of(Floats value) {
+  return (value[0] + value[2]) + (value[1] + value[3]);
+}
 
 inline Ints load_words(const uint8_t* from) {
   Ints words;
@@ -63,7 +65,7 @@ inline Ints dot(Ints sum, Ints codes, Ints digits) {
 #else
 constexpr int kDigitBits = 0;
 
-inline Ints dot(Ints sum, Ints, Ints) { return sum; }
+[[maybe_unused]] inline Ints dot(Ints sum, Ints, Ints) { return sum; }
 #endif
 
 inline void transpose(Ints (&square)[kLanes]) {
