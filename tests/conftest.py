@@ -27,13 +27,14 @@ class KernelParam(NamedTuple):
         return "-".join(filter(None, (self.backend, self.level, f"int{self.bits}", self.x)))
 
 
+# Instruction sets of the CPU that this processor has; its table of kernels is of the best one only.
+LEVELS = importlib.import_module("jaxgemv._cpu").levels() if backends["cpu"].kernels else []
+
+
 def _kernel_params(transposed: bool) -> list:
     rows = [("xla", "", 3, "float32"), ("xla", "", 4, "bfloat16"), ("xla", "", 8, "float16")]
     for name, backend in backends.items():
-        # The CPU's table is of one level, the best; tests go through those that the processor has besides.
-        levels = (
-            importlib.import_module("jaxgemv._cpu").levels() if name == "cpu" and backend.kernels else [""]
-        )
+        levels = LEVELS if name == "cpu" else [""]
         kernels = [kernel for kernel in backend.kernels if kernel.transposed == transposed]
         rows += [(name, level, kernel.bits, kernel.x) for kernel in kernels for level in levels]
     params = [KernelParam(*row) for row in dict.fromkeys(rows)]
@@ -85,6 +86,13 @@ def kernel(request):
 @pytest.fixture(params=_kernel_params(transposed=True))
 def transposed_kernel(request):
     with _on(request.param.backend, request.param.level):
+        yield request.param
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    """The CPU backend at each level of instructions."""
+    with _on("cpu", request.param):
         yield request.param
 
 

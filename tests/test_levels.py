@@ -1,7 +1,6 @@
 """What only some kernels of the CPU do, at each level of instructions: many rows, each way in which x may be taken."""
 
 import dataclasses
-import importlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,17 +9,6 @@ from problems import Case, make
 from tolerance import assert_close
 
 from jaxgemv import gemv
-from jaxgemv._ffi import backends
-
-LEVELS = importlib.import_module("jaxgemv._cpu").levels() if backends["cpu"].kernels else []
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    cpu = importlib.import_module("jaxgemv._cpu")
-    cpu.set_level(request.param)
-    yield request.param
-    cpu.set_level(LEVELS[0])
 
 
 def check(p):
