@@ -106,5 +106,17 @@ inline void load_params(const Problem& p, const Operands& o, Index stack, Index 
   }
 }
 
+// scale, offset[row][group] <- parameters of kStrip rows from n on, of which the last may be
+// repeated; rows are `size` values apart.
+inline void load_strip_params(const Problem& p, const Operands& o, Index stack, Index n, Index last,
+                              float* scale, float* offset, Index size) {
+  const Index groups = groups_of(p);
+  for (Index r = 0; r < kStrip; ++r, scale += size, offset += size)
+    for (Index g = 0; g < groups; g += kLanes) {
+      const GroupParams params = group_params(p, o, stack, min_of(n + r, last), g, groups);
+      store_floats(scale + g, params.scale), store_floats(offset + g, params.offset);
+    }
+}
+
 }  // namespace
 }  // namespace jaxgemv

@@ -338,12 +338,8 @@ struct TileDigits {
       for (Index r = 0; r < kStrip; ++r) {
         const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
         strip.rows[r] = o.packed + stack * o.packed_stack_stride + n * s.bytes;
-        for (Index g = 0; g < s.groups; g += kLanes) {
-          const GroupParams params = group_params(p, o, stack, n, g, s.groups);
-          store_floats(scratch.scale + r * scratch.groups + g, params.scale);
-          store_floats(scratch.offset + r * scratch.groups + g, params.offset);
-        }
       }
+      load_strip_params(p, o, stack, n0, end - 1, scratch.scale, scratch.offset, scratch.groups);
       for (Index i = 0; i < s.row_tiles * kStrip * kLanes; ++i) scratch.acc[i] = 0;
       const uint8_t* digits = x.digits;
       Index ready = 0;  // blocks

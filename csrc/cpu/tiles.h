@@ -212,12 +212,8 @@ struct Tiles {
       for (Index r = 0; r < kStrip; ++r) {
         const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
         rows[r] = o.packed + stack * o.packed_stack_stride + n * bytes;
-        for (Index g = 0; g < groups; g += kLanes) {
-          const GroupParams params = group_params(p, o, stack, n, g, shape.groups);
-          store_floats(scale + r * groups + g, params.scale);
-          store_floats(offset + r * groups + g, params.offset);
-        }
       }
+      load_strip_params(p, o, stack, n0, end - 1, scale, offset, groups);
       for (Index i = 0; i < shape.tiles * kStrip * kLanes; ++i) acc[i] = 0;
       const uint8_t* ahead = rows[0] + kStrip * bytes;
       Part part[2];
