@@ -11,7 +11,6 @@
 """
 
 import argparse
-import importlib
 import os
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from bench import (
     torch_systems,
     tune,
 )
+from jaxgemv._ffi import set_cpu_level
 
 PLANS = {
     "gpu": timing.Plan(rotate=400e6, copies_range=(4, 100), calls=100, memory=8e9, repeats=15, executions=24),
@@ -59,7 +59,7 @@ def main() -> None:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(args.platform, args.platform))
     device = jax.devices()[0]
     if args.level:
-        importlib.import_module("jaxgemv._cpu").set_level(args.level)
+        set_cpu_level(args.level)
     if device.platform not in PLANS:
         raise SystemExit(f"bench: no plan for platform {device.platform!r}; use --platform cpu")
     plan = PLANS[device.platform]

@@ -1,7 +1,6 @@
 """Everything that a number depends on: device, driver, versions, commit, command."""
 
 import datetime
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -50,7 +49,7 @@ def environment(device, commit: str | None, module: str = "bench") -> dict:
         env["nvcc"] = nvcc.group(1) if nvcc else None
     else:
         env["threads"] = host_systems.THREADS
-        env["level"] = backends["cpu"].kernels and importlib.import_module("jaxgemv._cpu").kernels()[0][0]
+        env["level"] = backends["cpu"].kernels and backends["cpu"].kernels[0].name
     env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     return env
 

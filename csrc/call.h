@@ -4,7 +4,10 @@
 // enough that a hand-made call cannot read foreign memory.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,18 +18,20 @@ namespace jaxgemv {
 
 namespace ffi = xla::ffi;
 
-// The operands of the custom call, in order; those after scale are empty arrays when absent.
+// The custom call, one for both products: arrays named by the attribute `operands`,
+// "x,packed,scale" say, in that order, and a result y. Those that are absent are not passed.
 //   x (B, M, K)   packed (S, N, words) uint32 or (S, N, bytes) uint8
 //   scale, zero, offset (S | 1[, N[, G]])   bias (S | 1, N)   index (B,)   -> y (B, M, N)
-// Of the transposed product x is (B, M, N) and y (B, M, K), without a bias.
+// Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K).
+// The other names in operands.h have no meaning yet: the call refuses them, as it refuses what it
+// has never heard of, until a kernel takes them.
 struct Call {
   Problem problem;
   Operands operands;
 
-  static ffi::ErrorOr<Call> from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale,
-                                 ffi::AnyBuffer zero, ffi::AnyBuffer offset, ffi::AnyBuffer bias,
-                                 ffi::AnyBuffer index, ffi::AnyBuffer y, int64_t bits,
-                                 int64_t group, bool transposed = false);
+  static ffi::ErrorOr<Call> from(ffi::RemainingArgs args, ffi::AnyBuffer y,
+                                 const ffi::Dictionary& attributes, const char* backend,
+                                 const Taken& taken);
 
   // XLA may hand over one slice of memory as x and as y of an in-place update. A kernel that reads
   // x while it writes y would race.
@@ -34,19 +39,7 @@ struct Call {
 };
 
 // The binding that both handlers share, to which each adds its own context.
-inline auto bind_call() {
-  return ffi::Ffi::Bind()
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // packed
-      .Arg<ffi::AnyBuffer>()  // scale
-      .Arg<ffi::AnyBuffer>()  // zero
-      .Arg<ffi::AnyBuffer>()  // offset
-      .Arg<ffi::AnyBuffer>()  // bias
-      .Arg<ffi::AnyBuffer>()  // index
-      .Ret<ffi::AnyBuffer>()  // y
-      .Attr<int64_t>("bits")
-      .Attr<int64_t>("group");
-}
+inline auto bind_call() { return ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>().Attrs(); }
 
 namespace detail {
 
@@ -77,30 +70,103 @@ inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, size_t rank,
   return true;
 }
 
+// The arrays of a call, by operand; empty where there is none.
+using Arrays = std::array<std::optional<ffi::AnyBuffer>, kArrayCount>;
+
+inline ffi::ErrorOr<Arrays> to_arrays(ffi::RemainingArgs args, std::string_view names) {
+  Arrays arrays;
+  size_t count = 0;
+  for (size_t at = 0; at < names.size(); ++count) {
+    const std::string_view name = names.substr(at, names.find(',', at) - at);
+    at += name.size() + 1;
+    const auto found = std::find(kOperandNames, kOperandNames + kArrayCount, name);
+    if (found == kOperandNames + kArrayCount)
+      return ffi::Unexpected(invalid("no operand is called " + std::string(name)));
+    const auto array = args.get<ffi::AnyBuffer>(count);
+    if (array.has_error()) return ffi::Unexpected(invalid("operands names more than there are"));
+    auto& place = arrays[found - kOperandNames];
+    if (place) return ffi::Unexpected(invalid(std::string(name) + " is named twice"));
+    place = *array;
+  }
+  if (count != args.size()) return ffi::Unexpected(invalid("operands must name every array"));
+  return arrays;
+}
+
+// Reads the attributes that are known, and refuses others.
+struct Attributes {
+  std::string_view operands;
+  int64_t bits = 0, group = 0;
+  bool transposed = false, has_activation = false;
+
+  static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
+    Attributes a;
+    const auto operands = given.get<std::string_view>("operands");
+    const auto bits = given.get<int64_t>("bits"), group = given.get<int64_t>("group");
+    const auto transposed = given.get<bool>("transposed");
+    if (operands.has_error() || bits.has_error() || group.has_error() || transposed.has_error())
+      return ffi::Unexpected(invalid("needs operands, bits, group and transposed"));
+    a.operands = *operands, a.bits = *bits, a.group = *group, a.transposed = *transposed;
+    a.has_activation = given.contains("activation");
+    if (given.size() != 4u + a.has_activation)
+      return ffi::Unexpected(invalid("has an attribute that this version does not know"));
+    return a;
+  }
+};
+
+inline std::string names_of(OperandSet set) {
+  std::string text;
+  for (int i = 0; i < kOperandCount; ++i)
+    if (set.has(static_cast<Operand>(i)))
+      text.append(text.empty() ? "" : ", ").append(kOperandNames[i]);
+  return text;
+}
+
 }  // namespace detail
 
-inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale,
-                                     ffi::AnyBuffer zero, ffi::AnyBuffer offset,
-                                     ffi::AnyBuffer bias, ffi::AnyBuffer index, ffi::AnyBuffer y,
-                                     int64_t bits, int64_t group, bool transposed) {
+inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
+                                     const ffi::Dictionary& attributes, const char* backend,
+                                     const Taken& taken) {
   using detail::invalid;
+  const auto attrs = detail::Attributes::from(attributes);
+  if (attrs.has_error()) return ffi::Unexpected(attrs.error());
+  const auto arrays = detail::to_arrays(args, attrs->operands);
+  if (arrays.has_error()) return ffi::Unexpected(arrays.error());
+  const auto array = [&](Operand operand) { return (*arrays)[static_cast<int>(operand)]; };
+  for (const Operand each : {Operand::kX, Operand::kPacked, Operand::kScale})
+    if (!array(each))
+      return ffi::Unexpected(
+          invalid("needs " + std::string(kOperandNames[static_cast<int>(each)])));
+
   Call call;
   Problem& p = call.problem;
   Operands& o = call.operands;
+  for (int i = 0; i < kArrayCount; ++i)
+    if ((*arrays)[i] && !kRequired.has(static_cast<Operand>(i)))
+      p.given.add(static_cast<Operand>(i));
+  if (attrs->has_activation) p.given.add(Operand::kActivation);
+  const ffi::AnyBuffer x = *array(Operand::kX), packed = *array(Operand::kPacked),
+                       scale = *array(Operand::kScale);
+  if (ffi::ByteWidth(scale.element_type()) == 1) p.given.add(Operand::kOneByteScale);
+  const OperandSet missing = p.given.without(taken.by[attrs->transposed]);
+  if (!missing.empty())
+    return ffi::Unexpected(invalid(std::string("no ") + backend + " kernel " +
+                                   (attrs->transposed ? "for gradients " : "") + "takes " +
+                                   detail::names_of(missing)));
+
   const auto x_dims = x.dimensions(), w_dims = packed.dimensions(), y_dims = y.dimensions();
   if (x_dims.size() != 3 || w_dims.size() != 3 || y_dims.size() != 3)
     return ffi::Unexpected(invalid("x, Wq and y must have rank 3"));
-  if (bits < 1 || bits > 8) return ffi::Unexpected(invalid("bits must be 1..8"));
+  if (attrs->bits < 1 || attrs->bits > 8) return ffi::Unexpected(invalid("bits must be 1..8"));
   if (!detail::to_dtype(x.element_type(), &p.x) || !detail::to_dtype(y.element_type(), &p.y))
     return ffi::Unexpected(invalid("x and y must be float16, bfloat16 or float32"));
 
-  p.bits = static_cast<int>(bits);
+  p.bits = static_cast<int>(attrs->bits);
   p.batch = x_dims[0];
   p.M = x_dims[1];
-  p.transposed = transposed;
-  p.K = transposed ? y_dims[2] : x_dims[2];
+  p.transposed = attrs->transposed;
+  p.K = p.transposed ? y_dims[2] : x_dims[2];
   p.N = w_dims[1];
-  p.group = group > 0 ? group : p.K;
+  p.group = attrs->group > 0 ? attrs->group : p.K;
   if (p.K < 1 || p.N < 1) return ffi::Unexpected(invalid("N and K must be at least 1"));
   if (x_dims[2] != p.x_width())
     return ffi::Unexpected(invalid("x must have the N of Wq in the transposed product"));
@@ -114,28 +180,28 @@ inline ffi::ErrorOr<Call> Call::from(ffi::AnyBuffer x, ffi::AnyBuffer packed, ff
   if (bytes != row_bytes(p.K, p.bits))
     return ffi::Unexpected(invalid("the rows of Wq do not hold K codes"));
 
+  const auto zero = array(Operand::kZero), offset = array(Operand::kOffset),
+             bias = array(Operand::kBias), index = array(Operand::kIndex);
   p.stack = w_dims[0];
-  const bool has_zero = zero.element_count() > 0, has_offset = offset.element_count() > 0;
-  for (const ffi::AnyBuffer& each : {scale, zero, offset, bias})
-    if (p.stack == 1 && each.element_count() > 0 && each.dimensions().size() > 0)
-      p.stack = each.dimensions()[0];
+  for (const auto& each : {array(Operand::kScale), zero, offset, bias})
+    if (p.stack == 1 && each && each->dimensions().size() > 0 && each->dimensions()[0] > 1)
+      p.stack = each->dimensions()[0];
   o.packed_stack_stride = w_dims[0] > 1 ? p.N * bytes : 0;
 
-  if (has_zero && has_offset) return ffi::Unexpected(invalid("both zero and offset given"));
-  p.affine = has_zero ? Affine::kZero : has_offset ? Affine::kOffset : Affine::kMid;
+  if (zero && offset) return ffi::Unexpected(invalid("both zero and offset given"));
+  p.affine = zero ? Affine::kZero : offset ? Affine::kOffset : Affine::kMid;
   if (!detail::to_param(scale, p, 3, &o.scale))
     return ffi::Unexpected(invalid("scale has the wrong shape or dtype"));
-  if ((has_zero && !detail::to_param(zero, p, 3, &o.shift)) ||
-      (has_offset && !detail::to_param(offset, p, 3, &o.shift)))
+  if ((zero && !detail::to_param(*zero, p, 3, &o.shift)) ||
+      (offset && !detail::to_param(*offset, p, 3, &o.shift)))
     return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
-  if (bias.element_count() > 0 &&
-      (transposed || bias.dimensions().size() != 2 || !detail::to_param(bias, p, 2, &o.bias)))
+  if (bias && (bias->dimensions().size() != 2 || !detail::to_param(*bias, p, 2, &o.bias)))
     return ffi::Unexpected(invalid("bias has the wrong shape or dtype"));
-  if (index.element_count() > 0) {
-    if (index.element_type() != ffi::DataType::S32 ||
-        index.element_count() != static_cast<size_t>(p.batch))
+  if (index) {
+    if (index->element_type() != ffi::DataType::S32 ||
+        index->element_count() != static_cast<size_t>(p.batch))
       return ffi::Unexpected(invalid("index must hold one int32 for each slice of x"));
-    o.index = static_cast<const int32_t*>(index.untyped_data());
+    o.index = static_cast<const int32_t*>(index->untyped_data());
   } else if (p.batch > 1) {
     return ffi::Unexpected(invalid("a batch of x needs an index"));
   }

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "format.h"
+#include "operands.h"
 
 namespace jaxgemv {
 
@@ -52,6 +53,7 @@ struct Problem {
   Dtype y = Dtype::kF32;
   Affine affine = Affine::kMid;
   bool transposed = false;
+  OperandSet given;  // besides kRequired
 
   // Values in a row of x and of y.
   Index x_width() const { return transposed ? N : K; }
@@ -78,13 +80,30 @@ struct Operands {
   }
 };
 
-// One compiled kernel, as Python and the README's support matrix see it.
+// One compiled kernel, as Python and docs/kernels.md see it.
 struct KernelInfo {
   const char* name;
   int bits;
   Dtype x;
-  int rows;  // rows of x that share one read of the weights
+  int rows;             // rows of x that share one read of the weights
+  OperandSet operands;  // that it takes besides kRequired; it is not asked about a call with others
   bool transposed = false;
+};
+
+// What every kernel takes so far.
+inline constexpr OperandSet kTransposedOperands =
+    OperandSet::of(Operand::kZero, Operand::kOffset, Operand::kIndex);
+inline constexpr OperandSet kProductOperands = kTransposedOperands | OperandSet::of(Operand::kBias);
+
+// What the kernels of a table take between them, for the product and for the transposed one.
+struct Taken {
+  template <typename Kernels>
+  explicit Taken(const Kernels& kernels) {
+    for (const KernelInfo& kernel : kernels)
+      by[kernel.transposed] = by[kernel.transposed] | kernel.operands;
+  }
+
+  OperandSet by[2];
 };
 
 // A kernel is a type with
@@ -92,12 +111,14 @@ struct KernelInfo {
 //   static bool accepts(const Problem&, const Operands&);   // shape, alignment, processor
 //   static <status> run(...);
 // and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with`
-// with the first that matches bits and dtype and accepts the problem, and with the next ones until
-// a call is true; false when none is.
+// with the first that matches bits and dtype, takes the operands that are given and accepts the
+// problem, and with the next ones until a call is true; false when none is.
 template <typename Table, typename RunWith>
 bool select(const Problem& problem, const Operands& operands, RunWith&& run_with) {
   auto try_one = [&]<typename Kernel>(Kernel) {
-    if (Kernel::kInfo.bits != problem.bits || Kernel::kInfo.x != problem.x) return false;
+    constexpr KernelInfo kInfo = Kernel::kInfo;
+    if (kInfo.bits != problem.bits || kInfo.x != problem.x) return false;
+    if (!problem.given.without(kInfo.operands).empty()) return false;
     if (!Kernel::accepts(problem, operands)) return false;
     return run_with(Kernel{});
   };

@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 if TYPE_CHECKING:
-    from jaxgemv._format import QuantizedTensor
+    from jaxgemv._tensor import QuantizedTensor
 
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32)
+ONE_BYTE = (jnp.float8_e4m3fn, jnp.float8_e8m0fnu)
 
 
 def as_array(op: str, name: str, a) -> Array:
@@ -16,9 +18,37 @@ def as_array(op: str, name: str, a) -> Array:
     if hasattr(a, "dtype") and hasattr(a, "shape"):
         return a
     try:
-        return jnp.asarray(a)
-    except TypeError:
-        raise TypeError(f"{op}: {name} must be an array; got {type(a).__name__}") from None
+        if a is not None:
+            return jnp.asarray(a)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{op}: {name} must be an array; got {type(a).__name__}")
+
+
+def names_of(dtypes) -> str:
+    *first, last = (jnp.dtype(d).name for d in dtypes)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def check_float(op: str, name: str, a, dtypes=FLOATS) -> Array:
+    a = as_array(op, name, a)
+    if a.dtype not in dtypes:
+        raise TypeError(f"{op}: {name} must be {names_of(dtypes)}; got {a.dtype}")
+    return a
+
+
+def as_index(op: str, index, size: int) -> Array | np.ndarray:
+    """An integer or array of them as int32, in which what is out of range stays out of range."""
+    index = np.asarray(index) if isinstance(index, int) and not isinstance(index, bool) else index
+    index = as_array(op, "index", index)
+    if not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"{op}: index must be int32; got {index.dtype}")
+    limits = jnp.iinfo(index.dtype)
+    if limits.bits > 16 and index.dtype != jnp.int32:
+        # 2^32 + 1 would become 1.
+        inside = (index < size) if limits.min == 0 else (index >= -size) & (index < size)
+        index = (jnp if isinstance(index, Array) else np).where(inside, index, np.iinfo(np.int32).min)
+    return index.astype(np.int32)
 
 
 def words_per_row(k: int, bits: int) -> int:
@@ -50,19 +80,20 @@ def check_packed(op: str, name: str, packed, bits: int, k: int, why: str) -> Non
 
 
 def check_weight(
-    op: str, w: "QuantizedTensor", k: int, prefix: str = "", why: str | None = None
+    op: str, w: "QuantizedTensor", k: int, prefix: str = "", why: str | None = None, *, least: int = 2
 ) -> int | None:
     """Checks the arrays of w against each other and K = k; the group size, or None for one group a row.
 
-    `prefix` is how the caller names the arrays' owner in messages ("w." or "").
+    `prefix` is how the caller names the arrays' owner in messages ("w." or ""). least: dimensions of a weight; 1 where
+    a single row will do.
     """
     check_bits(op, w.bits)
     why = f" for K = {k}" if why is None else why
     name = f"{prefix}packed" if prefix else "Wq"
-    if w.packed.ndim < 2:
+    if w.packed.ndim < least:
         raise ValueError(f"{op}: {name} must have shape (..., N, words); got {tuple(w.packed.shape)}")
     check_packed(op, name, w.packed, w.bits, k, why)
-    if w.packed.shape[-2] == 0:
+    if w.packed.ndim > 1 and w.packed.shape[-2] == 0:
         raise ValueError(f"{op}: {name} must have at least one row; got {tuple(w.packed.shape)}")
     if w.zero is not None and w.offset is not None:
         raise ValueError(f"{op}: zero and offset exclude each other; got both")
@@ -70,39 +101,56 @@ def check_weight(
     for field in ("scale", "zero", "offset"):
         array = getattr(w, field)
         if array is not None:
-            groups[field] = _check_parameter(op, prefix + field, array, w, field == "zero")
+            groups[field] = _check_parameter(op, prefix + field, array, w)
     if w.codebook is not None:
         if w.zero is not None or w.offset is not None:
             raise ValueError(f"{op}: codebook excludes zero and offset")
-        if w.codebook.dtype not in FLOATS:
-            raise TypeError(f"{op}: codebook must be float16, bfloat16 or float32; got {w.codebook.dtype}")
-        if w.codebook.ndim < 1 or w.codebook.shape[-1] != 1 << w.bits:
-            raise ValueError(
-                f"{op}: codebook must have shape ({1 << w.bits},); got {tuple(w.codebook.shape)}"
-            )
+        check_float(op, "codebook", w.codebook)
+        _check_stacked(op, "codebook", w.codebook, w, (1 << w.bits,))
+    if w.perm is not None:
+        if not jnp.issubdtype(w.perm.dtype, jnp.integer):
+            raise TypeError(f"{op}: {prefix}perm must be int32; got {w.perm.dtype}")
+        _check_stacked(op, f"{prefix}perm", w.perm, w, (k,))
+    if w.global_scale is not None:
+        check_float(op, f"{prefix}global_scale", w.global_scale)
+        _check_stacked(op, f"{prefix}global_scale", w.global_scale, w, (), tuple(w.packed.shape[-2:-1]))
     return _check_groups(op, prefix, groups, w.group_size, k)
 
 
-def _check_parameter(op: str, name: str, array, w: "QuantizedTensor", integers: bool) -> int:
+def _shape(*sizes) -> str:
+    return f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
+
+
+def _check_stacked(op: str, name: str, array, w: "QuantizedTensor", *shapes: tuple[int, ...]) -> None:
+    """Raises unless the array has one of these shapes, behind the weight's stack dimensions."""
+    lead = tuple(w.packed.shape[:-2])
+    allowed = list(dict.fromkeys((*lead, *shape) for shape in shapes))
+    if tuple(array.shape) not in allowed:
+        each = ", one for each entry of the stack" if lead and tuple(array.shape) in shapes else ""
+        expected = " or ".join(_shape(*shape) for shape in allowed)
+        raise ValueError(f"{op}: {name} must have shape {expected}{each}; got {tuple(array.shape)}")
+
+
+def _check_parameter(op: str, name: str, array, w: "QuantizedTensor") -> int:
     """The number of groups in a (..., N, G) array; 0 for one of shape (...,) or (..., N), which suits any group."""
     integer = jnp.issubdtype(array.dtype, jnp.integer)
-    if array.dtype not in FLOATS and not (integers and integer):
+    allowed = (*FLOATS, *ONE_BYTE) if name.endswith("scale") else FLOATS
+    if array.dtype not in allowed and not (integer and name.endswith("zero")):
         swapped = " (zero and scale may be swapped)" if integer and name.endswith("scale") else ""
-        allowed = (
-            "float16, bfloat16, float32 or an integer dtype" if integers else "float16, bfloat16 or float32"
-        )
-        raise TypeError(f"{op}: {name} must be {allowed}; got {array.dtype}{swapped}")
-    lead, n = tuple(w.packed.shape[:-2]), w.packed.shape[-2]
+        text = names_of(FLOATS)
+        if name.endswith("scale"):
+            text += f", {names_of(ONE_BYTE)}"
+        elif name.endswith("zero"):
+            text = f"{', '.join(jnp.dtype(d).name for d in FLOATS)} or an integer dtype"
+        raise TypeError(f"{op}: {name} must be {text}; got {array.dtype}{swapped}")
+    lead, n = tuple(w.packed.shape[:-2]), tuple(w.packed.shape[-2:-1])
     shape = tuple(array.shape)
-    if shape in (lead, (*lead, n)):
+    if shape in (lead, (*lead, *n)):
         return 0
-    if shape[:-1] == (*lead, n) and shape[-1] >= 1:
+    if shape[:-1] == (*lead, *n) and shape[-1] >= 1:
         return shape[-1]
-    text = ", ".join(str(s) for s in lead)
-    comma = text + ", " if text else ""
-    one = f"({text},)" if len(lead) == 1 else f"({text})"
-    row = f"({comma}{n})" if lead else f"({n},)"
-    raise ValueError(f"{op}: {name} must have shape {one}, {row} or ({comma}{n}, G); got {shape}")
+    expected = f"{_shape(*lead)}, {_shape(*lead, *n)} or {_shape(*lead, *n, 'G')}"
+    raise ValueError(f"{op}: {name} must have shape {expected}; got {shape}")
 
 
 def _check_groups(op: str, prefix: str, groups: dict[str, int], group_size, k: int) -> int | None:

@@ -8,15 +8,12 @@ import jax
 import jax.export
 import numpy as np
 
-from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends, jaxlib_version
+from jaxgemv._ffi import TARGET, backends, jaxlib_version
 
-try:
-    __version__ = importlib.metadata.version("jaxgemv")
-except importlib.metadata.PackageNotFoundError:  # a source tree on the path, not installed
-    __version__ = "0+source"
+__version__ = importlib.metadata.version("jaxgemv")
 
-# What to pass as `disabled_checks` to jax.export.export: our custom calls keep their meaning for ever.
-EXPORT_CHECKS = tuple(map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, TRANSPOSED_TARGET)))
+# What to pass as `disabled_checks` to jax.export.export: our custom call keeps its meaning for ever.
+EXPORT_CHECKS = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
 
 
 def show_config() -> None:

@@ -1,7 +1,7 @@
 """Loads the compiled backends, guards the FFI version, registers their targets.
 
-Each backend is an extension module with three things: `FFI_API_MINOR`, the version of XLA's FFI it was
-built for; `registrations()`, target name to capsule; and `kernels()`, its table of compiled kernels.
+Each backend is an extension module with four things: `FFI_API_MINOR`, the version of XLA's FFI it was built for;
+`registrations()`, target name to capsule; `operands()`, all names that its call knows; and `kernels()`, its table.
 """
 
 import importlib
@@ -15,9 +15,10 @@ from typing import NamedTuple
 import jax
 import jaxlib
 
+from jaxgemv._operands import FACTS
+
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
-TRANSPOSED_TARGET = "jaxgemv_gemv_transposed_v1"
 
 jaxlib_version = importlib.metadata.version("jaxlib")
 
@@ -26,12 +27,16 @@ _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}
 
 
 class Kernel(NamedTuple):
-    """One compiled kernel: `rows` rows of x share one read of the weights; `transposed` are for x @ w."""
+    """One compiled kernel: `rows` rows of x share one read of the weights; `transposed` are for x @ w.
+
+    operands: what it takes besides x, packed and scale, of the names in FACTS.
+    """
 
     name: str
     bits: int
     x: str
     rows: int
+    operands: frozenset[str]
     transposed: bool
 
 
@@ -41,13 +46,10 @@ class Backend(NamedTuple):
     kernels: tuple[Kernel, ...]
     missing: str | None = None
 
-    def supports(self, bits: int, x_dtype, transposed: bool = False) -> bool:
-        return self.rows_of(bits, x_dtype, transposed) > 0
-
-    def rows_of(self, bits: int, x_dtype, transposed: bool = False) -> int:
-        """The most rows of x that share one read of the weights."""
+    def find(self, bits: int, x_dtype, transposed: bool = False) -> list[Kernel]:
+        """The kernels for that, whatever else they take."""
         kind = bits, str(x_dtype), transposed
-        return max((k.rows for k in self.kernels if (k.bits, k.x, k.transposed) == kind), default=0)
+        return [k for k in self.kernels if (k.bits, k.x, k.transposed) == kind]
 
 
 def _runtime_ffi_minor() -> int:
@@ -63,10 +65,7 @@ def _load(module_name: str, platform: str) -> Backend:
     except ImportError as error:
         built = importlib.util.find_spec(module_name) is not None
         return Backend((), f"cannot be loaded: {error}" if built else "not built")
-    # XLA would accept the registration and then fail the first operation of any kind.
-    runtime = _runtime_ffi_minor()
-    if module.FFI_API_MINOR > runtime:
-        reason = f"built for XLA FFI 0.{module.FFI_API_MINOR}, but jaxlib {jaxlib_version} has 0.{runtime}"
+    if reason := _unusable(module):
         warnings.warn(
             f"{module_name} is {reason}; its kernels are not used. Rebuild jaxgemv, or upgrade jaxlib.",
             RuntimeWarning,
@@ -75,7 +74,37 @@ def _load(module_name: str, platform: str) -> Backend:
         return Backend((), reason)
     for name, capsule in module.registrations().items():
         jax.ffi.register_ffi_target(name, capsule, platform=platform)
-    return Backend(tuple(Kernel(*row) for row in module.kernels()))
+    return Backend(_table(module))
+
+
+def _unusable(module) -> str | None:
+    # XLA would accept the registration and then fail the first operation of any kind.
+    runtime = _runtime_ffi_minor()
+    if module.FFI_API_MINOR > runtime:
+        return f"built for XLA FFI 0.{module.FFI_API_MINOR}, but jaxlib {jaxlib_version} has 0.{runtime}"
+    # A checkout may have moved on since it was installed.
+    if not hasattr(module, "operands") or tuple(module.operands()) != FACTS:
+        return "built from other sources than these Python files"
+    return None
+
+
+def _table(module) -> tuple[Kernel, ...]:
+    return tuple(Kernel(*row[:4], frozenset(row[4]), *row[5:]) for row in module.kernels())
 
 
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}
+
+
+def cpu_levels() -> tuple[str, ...]:
+    """Instruction sets that the CPU backend supports on this processor, best first."""
+    return () if backends["cpu"].missing else tuple(importlib.import_module("jaxgemv._cpu").levels())
+
+
+def set_cpu_level(name: str) -> None:
+    """Uses another instruction set than the best, for tests and benchmarks: C++ and this table alike.
+
+    Programs that were compiled before keep the choice between kernel and reference that was made for them.
+    """
+    module = importlib.import_module("jaxgemv._cpu")
+    module.set_level(name)
+    backends["cpu"] = Backend(_table(module))

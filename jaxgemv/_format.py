@@ -1,11 +1,10 @@
-"""The packed format: `QuantizedTensor`, `pack`, `unpack`, `dequantize`.
+"""The packed format: `pack`, `unpack`, and from codes to weights.
 
 A row of K codes of b bits is one dense little-endian bit stream: code k sits in bits [k b, (k + 1) b),
 least significant bit first, padded to whole 32-bit words. These are the words of compressed-tensors, of MLX
 and of AWQ-gemv, and GPTQ's transposed. See docs/format.md.
 """
 
-import dataclasses
 from functools import partial
 from math import gcd, prod
 
@@ -14,78 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from jaxgemv._check import as_array, check_bits, check_packed, check_weight, words_per_row
+from jaxgemv._check import as_array, check_bits, check_packed, words_per_row
 
 _SIGNED_CODES = ("int2", "int4", "int8")
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("packed", "scale", "zero", "offset", "codebook"),
-    meta_fields=("bits", "group_size", "k"),
-)
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class QuantizedTensor:
-    """A weight of shape (..., N, K) stored as b-bit codes; a pytree, so it scans, stacks and shards.
-
-    `w[n, k] = (q[n, k] - zero[n, k // g]) * scale[n, k // g]`, or `q * scale + offset`, or `codebook[q] * scale`.
-    Leading dimensions are stacks (layers, experts), the same for every array but `codebook`.
-
-    - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes.
-    - scale: float16, bfloat16 or float32; (...,), (..., N) or (..., N, G) with G = ceil(K / g). None only for exact
-      integer products.
-    - zero: like scale, or an integer array; None means the mid code 2^(b-1), unless `offset` or `codebook` is given.
-    - offset: like scale, instead of zero. codebook: (2^b,) float, instead of both.
-    - group_size: g, needed only when G g != K. k: K, needed only when the last word is not full.
-
-    Leaves may be arrays, tracers, numpy arrays or `jax.ShapeDtypeStruct`s; they are checked where they are used.
-    """
-
-    packed: Array
-    scale: Array | None
-    zero: Array | None = None
-    offset: Array | None = None
-    codebook: Array | None = None
-    bits: int
-    group_size: int | None = None
-    k: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., N, K)"""
-        size = self.packed.shape[-1] * np.dtype(self.packed.dtype).itemsize
-        return (*self.packed.shape[:-1], self.k or size * 8 // self.bits)
-
-    @property
-    def ndim(self) -> int:
-        return self.packed.ndim
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the scale, which `dequantize` gives by default."""
-        return np.dtype((self.packed if self.scale is None else self.scale).dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays together: what a gemv reads."""
-        leaves = jax.tree.leaves(self)
-        return sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a in leaves)
-
-    def __getitem__(self, i) -> "QuantizedTensor":
-        """Entry i of the leading stack dimension."""
-        if self.ndim < 3:
-            raise ValueError(f"QuantizedTensor: only a stack can be indexed; got shape {self.shape}")
-        codebook = self.codebook
-        if codebook is not None and codebook.ndim > 1:
-            codebook = codebook[i]
-        arrays = {f: getattr(self, f) for f in ("packed", "scale", "zero", "offset")}
-        arrays = {f: None if a is None else a[i] for f, a in arrays.items()}
-        return dataclasses.replace(self, codebook=codebook, **arrays)
-
-    def dequantize(self, dtype: DTypeLike | None = None) -> Array:
-        return dequantize(self, dtype)
 
 
 def pack(codes: ArrayLike, bits: int) -> Array:
@@ -181,16 +113,6 @@ def _places(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 def pad_last(a: Array, count: int) -> Array:
     return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count)]) if count else a
-
-
-def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
-    """The float weight (..., N, K), computed in float32 and rounded once to `dtype` (the scale's by default)."""
-    if w.scale is None:
-        raise TypeError("dequantize: w.scale must be an array; got None")
-    group = check_weight("dequantize", w, w.shape[-1], "w.")
-    arrays = {f: getattr(w, f) for f in ("packed", "scale", "zero", "offset", "codebook")}
-    weight = weights(**arrays, bits=w.bits, group=group, k=w.shape[-1])
-    return weight.astype(w.dtype if dtype is None else dtype)
 
 
 def weights(packed, scale, zero=None, offset=None, codebook=None, *, bits, group, k) -> Array:

@@ -1,7 +1,8 @@
 """The public operations: check, promote, bind."""
 
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import partial, wraps
+from numbers import Real
 from typing import ParamSpec
 
 import jax
@@ -11,15 +12,13 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv import _sharding
-from jaxgemv._check import FLOATS, as_array, check_weight
+from jaxgemv import _around, _dispatch, _primitive
+from jaxgemv._check import FLOATS, as_array, as_index, check_float, check_weight, names_of
 from jaxgemv._ffi import backends
-from jaxgemv._format import QuantizedTensor
-from jaxgemv._primitive import why_no_kernel
+from jaxgemv._operands import Operands, Static
+from jaxgemv._tensor import ARRAYS, QuantizedTensor, Transposed
 
-_ARRAYS = ("packed", "scale", "zero", "offset", "codebook")
 _STATIC = ("out_dtype", "implementation", "out_sharding")
-
 
 _P = ParamSpec("_P")
 
@@ -29,8 +28,9 @@ def _is_local(a) -> bool:
     return isinstance(a, Array) and not isinstance(a, Tracer) and isinstance(a.sharding, SingleDeviceSharding)
 
 
-def _checked_once(function: Callable[_P, Array], static: tuple[str, ...] = _STATIC) -> Callable[_P, Array]:
+def _checked_once(function: Callable[_P, Array], more: tuple[str, ...] = ()) -> Callable[_P, Array]:
     """Outside a trace, where checks take longer than a small product, they run once for all calls that are alike."""
+    static = (*_STATIC, *more)
     traced = jax.jit(function, static_argnames=static)
 
     @wraps(function)
@@ -42,36 +42,49 @@ def _checked_once(function: Callable[_P, Array], static: tuple[str, ...] = _STAT
     return call
 
 
-@_checked_once
+@partial(_checked_once, more=("activation", "eps"))
 def gemv(
     x: ArrayLike,
     w: QuantizedTensor | ArrayLike,
     *,
     index: ArrayLike | None = None,
+    norm: ArrayLike | None = None,
+    eps: float = 1e-5,
     bias: ArrayLike | None = None,
+    activation: str | None = None,
+    residual: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
-    implementation: str | None = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
+    implementation: str | None = None,
 ) -> Array:
     """x (..., K) times the rows of w (N, K), accumulated in float32: (..., N).
 
     - x: float16, bfloat16 or float32, any rank >= 1; int8 for integer products.
     - w: a `QuantizedTensor`, or a dense float array (N, K).
-    - index: int32, for w with a leading stack dimension (S, N, K): which entry each slice of x meets, a scalar
+    - index: integers, for w with a leading stack dimension (S, N, K): which entry each slice of x meets, a scalar
       (a layer), one per row of x (an expert), or any leading part of x's shape. Out of range gives NaN.
-    - bias: float (N,), added in float32 before the result is rounded; with index also (S, N).
+    - norm: float (K,); x becomes `x * rsqrt(mean(x^2) + eps) * norm` first (RMSNorm), in float32. With index also (S, K).
+    - bias: float (N,), added in float32. With index also (S, N).
+    - activation: "relu", "silu", "gelu" (by tanh) or "gelu_exact" of the sum; or "swiglu", "geglu" for a w of 2 F rows:
+      `silu(y[..., :F]) * y[..., F:]`, or gelu, (..., F).
+    - residual: float, of the result's shape, added last. The result is rounded once.
     - out_dtype: float16, bfloat16 or float32; x's dtype by default. For int8 x, float32, or int32 when w.scale is
       None, which gives the exact sum of x * (q - zero).
+    - out_sharding: of the result, on a mesh with Explicit axes; by default that of x's leading dimensions and of N.
     - implementation: None for the best one of the platform that is compiled for; "cuda", "cpu" or "xla" by name,
       and then a missing one is an error.
-    - out_sharding: of the result, on a mesh with Explicit axes; by default that of x's leading dimensions and of N.
 
-    Raises TypeError for dtypes, ValueError for shapes and values, NotImplementedError for a combination that the
-    named implementation lacks; all while tracing.
+    Raises TypeError for dtypes, ValueError for shapes and values, while tracing; NotImplementedError for a combination
+    that the named implementation lacks, while tracing or lowering.
     """
+    parts = {"norm": norm, "bias": bias, "residual": residual}
+    static = Static("gemv", 0, None, out_dtype, implementation, activation=activation, eps=eps)  # pyright: ignore[reportArgumentType]
     if isinstance(w, QuantizedTensor):
-        return _gemv("gemv", x, w, index, bias, out_dtype, implementation, out_sharding, prefix="w.")
-    return _dense("gemv", x, w, index, bias, out_dtype, implementation, out_sharding)
+        return _gemv(x, w, index, parts, static, out_sharding, prefix="w.")
+    return _dense(x, w, index, parts, static, out_sharding)
+
+
+Transposed.gemv = staticmethod(gemv)
 
 
 def _public(bits: int):
@@ -86,19 +99,12 @@ def _public(bits: int):
         bias: ArrayLike | None = None,
         group_size: int | None = None,
         out_dtype: DTypeLike | None = None,
-        implementation: str | None = None,
         out_sharding: NamedSharding | PartitionSpec | None = None,
+        implementation: str | None = None,
     ) -> Array:
-        if Wq is None:
-            raise TypeError(f"{op}: Wq must be an array; got None")
-        w = QuantizedTensor(
-            packed=as_array(op, "packed", Wq),
-            scale=None if scale is None else as_array(op, "scale", scale),
-            zero=None if zero is None else as_array(op, "zero", zero),
-            bits=bits,
-            group_size=group_size,
-        )
-        return _gemv(op, x, w, None, bias, out_dtype, implementation, out_sharding)
+        w = QuantizedTensor(packed=Wq, scale=scale, zero=zero, bits=bits, group_size=group_size)  # pyright: ignore[reportArgumentType]
+        static = Static(op, 0, None, out_dtype, implementation)  # pyright: ignore[reportArgumentType]
+        return _gemv(x, w, None, {"bias": bias}, static, out_sharding)
 
     gemv_bits.__name__ = gemv_bits.__qualname__ = op
     gemv_bits.__doc__ = f"""x (..., K) times a weight (N, K) of {bits}-bit codes: (..., N), in x's dtype.
@@ -108,9 +114,9 @@ def _public(bits: int):
     - Wq: uint32 (N, ceil({bits} K / 32)), as `jaxgemv.pack` makes it, or uint8 with the same bytes.
     - zero, scale: float16, bfloat16 or float32 of shape (), (N,) or (N, G), g = K / G; zero may also be an integer
       array, and None means the mid code {1 << bits - 1}. group_size: needed when G does not divide K.
-    - x, bias, out_dtype, implementation, out_sharding and errors: as in `jaxgemv.gemv`.
+    - x, bias, out_dtype, out_sharding, implementation and errors: as in `jaxgemv.gemv`.
     """
-    return _checked_once(gemv_bits, ("group_size", *_STATIC))
+    return _checked_once(gemv_bits, more=("group_size",))
 
 
 gemv_int1, gemv_int2, gemv_int3, gemv_int4, gemv_int5, gemv_int6, gemv_int7, gemv_int8 = map(
@@ -118,11 +124,71 @@ gemv_int1, gemv_int2, gemv_int3, gemv_int4, gemv_int5, gemv_int6, gemv_int7, gem
 )
 
 
+def _gemv(x, w: QuantizedTensor, index, parts: dict, s: Static, out_sharding, prefix: str = "") -> Array:
+    op, name = s.op, f"{prefix}packed" if prefix else "Wq"
+    w = _with_arrays(op, w, name)
+    integer = w.scale is None
+    x = _check_x(op, x, (*FLOATS, jnp.int8))
+    if integer and x.dtype != jnp.int8:
+        raise TypeError(f"{op}: scale must be an array for x of dtype {x.dtype}; got None")
+    k = x.shape[-1]
+    group = check_weight(op, w, k, prefix, f" for x with K = {k}")
+    if w.k is not None and w.k != k:
+        raise ValueError(f"{op}: x must have shape (..., {w.k}) for w of shape {w.shape}; got {x.shape}")
+    if integer:
+        _check_integer_product(w, parts, s)
+        out = _check_out_dtype(op, s.out_dtype, (jnp.int32,), jnp.int32)
+    else:
+        out = _check_out_dtype(op, s.out_dtype, FLOATS, x.dtype if x.dtype in FLOATS else jnp.float32)
+    shape = tuple(w.packed.shape)
+    index = _check_index(op, index, x, name, shape)
+    arrays = {name: jnp.asarray(a) for name in ARRAYS if (a := getattr(w, name)) is not None}
+    if w.zero is not None and not integer:
+        arrays["zero"] = _float_zero(arrays["zero"], w.dtype)
+    s = s._replace(bits=w.bits, group=group, out_dtype=out, eps=_check_eps(s))
+    o = Operands(x=x, **arrays, index=index, **_check_parts(parts, x, shape, index, s, name))
+    _check_implementation(o, s)
+    with jax.named_scope(f"jaxgemv.{op}"):
+        return _primitive.product(o, s, out_sharding)
+
+
+def _dense(x, w, index, parts: dict, s: Static, out_sharding) -> Array:
+    op = s.op
+    x = _check_x(op, x, FLOATS)
+    if w is None:
+        raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got None")
+    w = as_array(op, "w", w)
+    if w.dtype not in FLOATS:
+        raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got {w.dtype}")
+    k, shape = x.shape[-1], tuple(w.shape)
+    if w.ndim < 2 or w.shape[-1] != k or w.shape[-2] == 0:
+        raise ValueError(f"{op}: w must have shape (N, {k}) for x with K = {k}; got {shape}")
+    index = _check_index(op, index, x, "w", shape)
+    out = _check_out_dtype(op, s.out_dtype, FLOATS, x.dtype)
+    s = s._replace(out_dtype=out, eps=_check_eps(s))
+    o = Operands(x=x, packed=jnp.asarray(w), index=index, **_check_parts(parts, x, shape, index, s, "w"))
+    _check_implementation(o, s)
+    with jax.named_scope(f"jaxgemv.{op}"):
+        return _primitive.dense_product(o, s, out_sharding)
+
+
+def _with_arrays(op: str, w: QuantizedTensor, name: str) -> QuantizedTensor:
+    """Leaves as arrays, if they were Python numbers, say."""
+    fields = {field: getattr(w, field) for field in ARRAYS}
+    arrays = {
+        field: as_array(op, name if field == "packed" else field, a)
+        for field, a in fields.items()
+        if a is not None or field == "packed"
+    }
+    return QuantizedTensor(**{**fields, **arrays}, bits=w.bits, group_size=w.group_size, k=w.k)
+
+
 def _check_x(op: str, x, dtypes) -> Array:
     x = as_array(op, "x", x)
     if x.dtype not in dtypes:
-        names = ", ".join(jnp.dtype(d).name for d in dtypes)
-        raise TypeError(f"{op}: x must be one of {names}; got {x.dtype}")
+        raise TypeError(
+            f"{op}: x must be one of {', '.join(jnp.dtype(d).name for d in dtypes)}; got {x.dtype}"
+        )
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"{op}: x must have shape (..., K) with K >= 1; got {tuple(x.shape)}")
     return jnp.asarray(x)
@@ -138,18 +204,58 @@ def _check_out_dtype(op: str, out_dtype, allowed, default):
     return dtype
 
 
-def _check_bias(op: str, bias, n: int, stack: int | None):
-    bias = as_array(op, "bias", bias)
-    if bias.dtype not in FLOATS:
-        raise TypeError(f"{op}: bias must be float16, bfloat16 or float32; got {bias.dtype}")
-    if bias.shape != (n,) and (stack is None or bias.shape != (stack, n)):
-        either = "" if stack is None else f" or ({stack}, {n})"
-        raise ValueError(f"{op}: bias must have shape ({n},){either}; got {tuple(bias.shape)}")
-    bias = jnp.asarray(bias)
-    return bias[None] if stack is not None and bias.ndim == 1 else bias
+def _check_eps(s: Static) -> float:
+    if not isinstance(s.eps, Real) or not 0 <= s.eps < float("inf"):
+        raise ValueError(f"{s.op}: eps must be a number, 0 or more; got {s.eps!r}")
+    return float(s.eps)
 
 
-def _check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]):
+def _check_integer_product(w: QuantizedTensor, parts: dict, s: Static) -> None:
+    if w.zero is not None and not jnp.issubdtype(w.zero.dtype, jnp.integer):
+        raise TypeError(f"{s.op}: zero must be an integer array when scale is None; got {w.zero.dtype}")
+    if w.offset is not None or w.codebook is not None or parts["bias"] is not None:
+        raise ValueError(f"{s.op}: offset, codebook and bias need scale; got scale=None")
+    if s.activation or parts.get("residual") is not None or w.global_scale is not None:
+        raise ValueError(f"{s.op}: activation, residual and global_scale need scale; got scale=None")
+
+
+def _check_parts(parts: dict, x: Array, shape, index, s: Static, name: str) -> dict[str, Array]:
+    """norm, bias and residual, those that are given, as Operands takes them. shape: of the weight or its words."""
+    op, n, k = s.op, shape[-2], x.shape[-1]
+    known = (*_around.ACTIVATIONS, *_around.GATED)
+    if s.activation is not None and s.activation not in known:
+        raise ValueError(f"{op}: activation must be None or one of {', '.join(known)}; got {s.activation!r}")
+    gated = _around.is_gated(s.activation)
+    if gated and n % 2:
+        raise ValueError(f"{op}: {name} must have an even number of rows for {s.activation}; got {shape}")
+    stack = None if index is None else shape[0]
+    checked = {}
+    for part, width in (("norm", k), ("bias", n)):
+        if parts.get(part) is not None:
+            checked[part] = _check_vector(op, part, parts[part], width, stack)
+    if "norm" in checked and x.dtype not in FLOATS:
+        raise TypeError(f"{op}: x must be {names_of(FLOATS)} for norm; got {x.dtype}")
+    if parts.get("residual") is not None:
+        residual = check_float(op, "residual", parts["residual"])
+        expected = (*x.shape[:-1], n // 2 if gated else n)
+        if tuple(residual.shape) != expected:
+            raise ValueError(
+                f"{op}: residual must have the result's shape, {expected}; got {tuple(residual.shape)}"
+            )
+        checked["residual"] = jnp.asarray(residual)
+    return checked
+
+
+def _check_vector(op: str, name: str, a, width: int, stack: int | None) -> Array:
+    a = check_float(op, name, a)
+    if a.shape != (width,) and (stack is None or a.shape != (stack, width)):
+        either = "" if stack is None else f" or ({stack}, {width})"
+        raise ValueError(f"{op}: {name} must have shape ({width},){either}; got {tuple(a.shape)}")
+    a = jnp.asarray(a)
+    return a[None] if stack is not None and a.ndim == 1 else a
+
+
+def _check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]) -> Array | None:
     """index as int32, or None for a weight that is no stack."""
     stack = shape[:-2]
     if index is None:
@@ -158,40 +264,31 @@ def _check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]):
                 f"{op}: {name} must have shape (N, ...), or be a stack with index= or under jax.vmap; got {shape}"
             )
         return None
-    index = as_array(op, "index", index)
-    if not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(f"{op}: index must be int32; got {index.dtype}")
     if len(stack) != 1:
         raise ValueError(f"{op}: with index, {name} must have one stack dimension, (S, N, ...); got {shape}")
+    index = as_index(op, index, stack[0])
     if tuple(index.shape) != tuple(x.shape[: index.ndim]) or index.ndim >= x.ndim:
         raise ValueError(
             f"{op}: index must be a scalar or have the leading dimensions of x, {tuple(x.shape[:-1])}; "
             f"got {tuple(index.shape)}"
         )
-    return jnp.asarray(index).astype(jnp.int32)
+    return jnp.asarray(index)
 
 
-def _check_implementation(op: str, implementation, named: dict | None, bits: int):
-    """Raises now, while tracing, for a named backend that cannot run; lowering has the last word."""
-    if implementation in (None, "xla"):
+def _check_implementation(o: Operands, s: Static) -> None:
+    """Raises now, while tracing, for a named backend that has no kernel; whether there is a device, lowering knows."""
+    if s.implementation in (None, "xla"):
         return
-    if implementation not in backends:
-        raise ValueError(f"{op}: implementation must be None, 'cuda', 'cpu' or 'xla'; got {implementation!r}")
-    if named is None:
-        reason = f"the {implementation} backend has no kernel for dense weights"
+    if s.implementation not in backends:
+        raise ValueError(
+            f"{s.op}: implementation must be None, 'cuda', 'cpu' or 'xla'; got {s.implementation!r}"
+        )
+    if s.bits == 0:
+        reason = f"the {s.implementation} backend has no kernel for dense weights"
     else:
-        reason = why_no_kernel(implementation, named, bits)
-    if not reason and implementation == "cuda" and not _has_gpu():
-        reason = "JAX sees no CUDA device"
+        reason = _dispatch.why_no_kernel(s.implementation, o, s)
     if reason:
-        raise NotImplementedError(f"{op}: implementation={implementation!r} cannot run: {reason}")
-
-
-def _has_gpu() -> bool:
-    try:
-        return bool(jax.devices("cuda"))
-    except RuntimeError:
-        return False
+        raise NotImplementedError(f"{s.op}: implementation={s.implementation!r} cannot run: {reason}")
 
 
 def _float_zero(zero: Array, scale_dtype) -> Array:
@@ -199,69 +296,3 @@ def _float_zero(zero: Array, scale_dtype) -> Array:
     if not jnp.issubdtype(zero.dtype, jnp.integer):
         return zero
     return zero.astype(scale_dtype if zero.dtype.itemsize == 1 else jnp.float32)
-
-
-def _gemv(op, x, w, index, bias, out_dtype, implementation, out_sharding, prefix=""):
-    named = {name: getattr(w, name) for name in _ARRAYS if getattr(w, name) is not None}
-    integer = "scale" not in named
-    x = _check_x(op, x, (*FLOATS, jnp.int8))
-    if integer and x.dtype != jnp.int8:
-        raise TypeError(f"{op}: scale must be an array for x of dtype {x.dtype}; got None")
-    k = x.shape[-1]
-    group = check_weight(op, w, k, prefix, f" for x with K = {k}")
-    if w.k is not None and w.k != k:
-        raise ValueError(f"{op}: x must have shape (..., {w.k}) for w of shape {w.shape}; got {x.shape}")
-    if integer:
-        if "zero" in named and not jnp.issubdtype(named["zero"].dtype, jnp.integer):
-            raise TypeError(
-                f"{op}: zero must be an integer array when scale is None; got {named['zero'].dtype}"
-            )
-        if named.keys() - {"packed", "zero"} or bias is not None:
-            raise ValueError(f"{op}: offset, codebook and bias need scale; got scale=None")
-        out = _check_out_dtype(op, out_dtype, (jnp.int32,), jnp.int32)
-    else:
-        out = _check_out_dtype(op, out_dtype, FLOATS, x.dtype if x.dtype in FLOATS else jnp.float32)
-    name = f"{prefix}packed" if prefix else "Wq"
-    index = _check_index(op, index, x, name, tuple(w.packed.shape))
-    named = {field: jnp.asarray(a) for field, a in named.items()}
-    if "zero" in named and not integer:
-        named["zero"] = _float_zero(named["zero"], named["scale"].dtype)
-    stack = None if index is None else w.packed.shape[0]
-    if index is not None and "codebook" in named and named["codebook"].ndim == 1:
-        named["codebook"] = named["codebook"][None]
-    named = {"x": x, **named}
-    if bias is not None:
-        named["bias"] = _check_bias(op, bias, w.packed.shape[-2], stack)
-    if index is not None:
-        named["index"] = index
-    _check_implementation(op, implementation, named, w.bits)
-    with jax.named_scope(f"jaxgemv.{op}"):
-        return _sharding.product(
-            named,
-            op=op,
-            bits=w.bits,
-            group=group,
-            out_dtype=out,
-            implementation=implementation,
-            out_sharding=out_sharding,
-        )
-
-
-def _dense(op, x, w, index, bias, out_dtype, implementation, out_sharding):
-    x = _check_x(op, x, FLOATS)
-    w = as_array(op, "w", w)
-    if w.dtype not in FLOATS:
-        raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got {w.dtype}")
-    k = x.shape[-1]
-    if w.ndim < 2 or w.shape[-1] != k or w.shape[-2] == 0:
-        raise ValueError(f"{op}: w must have shape (N, {k}) for x with K = {k}; got {tuple(w.shape)}")
-    index = _check_index(op, index, x, "w", tuple(w.shape))
-    named = {"x": x, "w": jnp.asarray(w)}
-    if bias is not None:
-        named["bias"] = _check_bias(op, bias, w.shape[-2], None if index is None else w.shape[0])
-    if index is not None:
-        named["index"] = index
-    _check_implementation(op, implementation, None, 0)
-    out = _check_out_dtype(op, out_dtype, FLOATS, x.dtype)
-    with jax.named_scope(f"jaxgemv.{op}"):
-        return _sharding.dense_product(named, op=op, out_dtype=out, out_sharding=out_sharding)

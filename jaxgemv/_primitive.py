@@ -1,12 +1,6 @@
-"""gemv_p, the one operation that all public functions bind, and its JAX rules.
+"""gemv_p, the one operation that all public functions bind, and all its JAX rules, from top to bottom.
 
-Operands are named: `bind(*arrays, names=("x", "packed", "scale", ...), ...)` carries only those there are.
-x is (*P, *L, K). Without "index", P is empty, the weight is one matrix, (N, words), and its parameters are (),
-(N,) or (N, G). With "index", int32 (*P), each array of the weight has a leading stack dimension, S or 1, and
-slice p of x meets entry index[p]. That one extra operand serves layers, experts, and vmap over weights.
-
-With k=None the product is that with the weight's rows, (*P, *L, N). With k=K it is the transposed one: x is
-(*P, *L, N), there is no bias, and the result (*P, *L, K). Each is the other's transpose.
+`gemv_p.bind(*leaves, tree=, s=)`: the leaves and the tree of `Operands`, and a `Static`. See there for shapes.
 """
 
 from functools import partial
@@ -15,218 +9,243 @@ from math import prod
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad, batching, mlir
 
-from jaxgemv import _experts, _reference
-from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends
-
-# Above this many rows for one matrix, dequantising once and a matmul of XLA's take over, unless a kernel serves more.
-MAX_ROWS = 64
-
-_STATIC = ("names", "op", "bits", "group", "k", "out_dtype", "implementation")
+from jaxgemv import _around, _dispatch, _grouped, _reference
+from jaxgemv._check import ONE_BYTE
+from jaxgemv._ffi import TARGET, backends
+from jaxgemv._operands import PER_ROW, Operands, Static
+from jaxgemv._sharding import auto, explicit
 
 gemv_p = Primitive("jaxgemv_gemv")
-# Outside jit: one jitted function for all calls, so that only a new shape compiles.
-gemv_p.def_impl(jax.jit(lambda *args, **params: gemv_p.bind(*args, **params), static_argnames=_STATIC))
+
+
+def product(o: Operands, s: Static, out_sharding=None) -> Array:
+    """gemv_p, wherever its operands lie."""
+    return explicit.wherever(bind, o, s, out_sharding)
+
+
+def dense_product(o: Operands, s: Static, out_sharding=None) -> Array:
+    """The product with a dense weight, which XLA partitions itself unless axes are Explicit."""
+    return explicit.wherever(_dense, o, s, out_sharding)
+
+
+def _dense(o: Operands, s: Static) -> Array:
+    return _around.compose(_reference.dense_product, o, s)
+
+
+def bind(o: Operands, s: Static) -> Array:
+    """x varies over all manual axes that another operand varies over, as the rules below take for granted."""
+    missing = frozenset().union(*map(_varying, jax.tree.leaves(o))) - _varying(o.x)
+    if missing:
+        axes = tuple(sorted(missing))
+        x = (
+            lax.pcast(o.x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(o.x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
+        )
+        o = o._replace(x=x)
+    leaves, tree = jax.tree.flatten(o)
+    return gemv_p.bind(*leaves, tree=tree, s=s)
+
+
+def _varying(a: Array) -> frozenset:
+    aval = jax.typeof(a)
+    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+
+
+# Types, and what runs outside jit: one jitted function for all calls, so that only a new shape compiles.
 
 
 @gemv_p.def_abstract_eval
-def _abstract_eval(*avals, names, k, out_dtype, **_):
-    named = dict(zip(names, avals, strict=True))
-    x, packed = named["x"], named["packed"]
-    width = packed.shape[-2] if k is None else k
-    return x.update(shape=(*x.shape[:-1], width), dtype=out_dtype, weak_type=False)
+def _abstract_eval(*avals, tree, s: Static):
+    o = tree.unflatten(avals)
+    return o.x.update(shape=(*o.x.shape[:-1], _width(o, s)), dtype=s.out_dtype, weak_type=False)
 
 
-def why_no_kernel(platform: str, named: dict, bits: int, k: int | None = None) -> str | None:
-    """Why the platform's compiled kernels cannot run these operands; None when they can."""
-    backend = backends[platform]
-    x = named["x"]
-    if backend.missing:
-        return f"the {platform} backend is {backend.missing}"
-    if "codebook" in named:
-        return f"the {platform} backend has no codebook kernel"
-    if "scale" not in named or not backend.supports(bits, x.dtype, transposed=k is not None):
-        what = f"bits = {bits} and x of dtype {x.dtype}"
-        return f"the {platform} backend has no kernel for {what if k is None else f'gradients with {what}'}"
-    return None
+def _width(o: Operands, s: Static) -> int:
+    if s.k is not None:
+        return s.k
+    return o.packed.shape[-2] // (2 if _around.is_gated(s.activation) else 1)
 
 
-def _rows(named: dict) -> int:
-    """Rows of x that meet one matrix."""
-    prefix = named["index"].ndim if "index" in named else 0
-    return prod(named["x"].shape[prefix:-1])
+gemv_p.def_impl(jax.jit(lambda *args, **params: gemv_p.bind(*args, **params), static_argnames=("tree", "s")))
 
 
-def _reference_call(*args, names, op, implementation, **params):
-    del op, implementation
-    return _reference.product(**dict(zip(names, args, strict=True)), **params)
+# vmap. Over x alone: one call with more rows. Over a weight or an index: one indexed call.
 
 
-def _kernel_call(*args, names, platform, op, bits, group, k, out_dtype, implementation):
-    """The FFI call: x as (B, M, its width), the weight's arrays stacked, absent ones empty."""
-    del op, implementation
-    named = dict(zip(names, args, strict=True))
-    x, index = named.pop("x"), named.pop("index", None)
-    prefix = 0 if index is None else index.ndim
-    batch, rows = prod(x.shape[:prefix]), prod(x.shape[prefix:-1])
-    target, width = (TARGET, named["packed"].shape[-2]) if k is None else (TRANSPOSED_TARGET, k)
-    if index is None:
-        named = {name: a[None] for name, a in named.items()}
-    absent = jnp.zeros((0,), jnp.float32)
-    weight = [named.get(name, absent) for name in ("packed", "scale", "zero", "offset", "bias")]
-    attributes = {"bits": np.int64(bits), "group": np.int64(group or k or x.shape[-1])}
-
-    def call(x, index):
-        y = jax.ShapeDtypeStruct((*x.shape[:-1], width), out_dtype)
-        return jax.ffi.ffi_call(target, y)(x, *weight, index, **attributes)
-
-    slices = x.reshape(batch, rows, x.shape[-1])
-    if index is None:
-        y = call(slices, absent)
-    else:
-        stack = max(a.shape[0] for a in named.values())
-        nbytes = prod(named["packed"].shape[1:]) * named["packed"].dtype.itemsize
-        share = min(MAX_ROWS, backends[platform].rows_of(bits, x.dtype, k is not None))
-        size = _experts.tile_size(batch, rows, stack, nbytes=nbytes, share=share, platform=platform)
-        if size > 1:
-            call = partial(_experts.in_tiles, call, stack=stack, size=size)
-        y = call(slices, index.reshape(batch))
-    return y.reshape(*x.shape[:-1], width)
-
-
-def why_reference(avals, platform: str | None, obstacle: str | None = None, *, names, **params) -> str | None:
-    """Why the kernels of `platform` (None: it has none) cannot run; None when they can.
-
-    Raises NotImplementedError for a named implementation that this leaves out.
-    """
-    implementation = params["implementation"]
-    if obstacle:
-        reason = obstacle
-    elif platform is None:
-        reason = "this platform has no compiled kernels"
-    elif implementation not in (None, platform):
-        reason = f"the program is lowered for {platform}"
-    else:
-        reason = why_no_kernel(platform, dict(zip(names, avals, strict=True)), params["bits"], params["k"])
-    if implementation in backends and reason:
-        raise NotImplementedError(f"{params['op']}: implementation={implementation!r} cannot run: {reason}")
-    return reason
-
-
-def lower(ctx, *args, platform: str | None, obstacle: str | None = None, **params):
-    """On one device: one kernel, or where there is an obstacle the reference."""
-    reason = why_reference(ctx.avals_in, platform, obstacle, **params)
-    use_kernel = (
-        platform and not reason and (params["implementation"] or _few(platform, ctx.avals_in, **params))
-    )
-    call = partial(_kernel_call, platform=platform) if use_kernel else _reference_call
-    return mlir.lower_fun(partial(call, **params), multiple_results=False)(ctx, *args)
-
-
-def _few(platform: str, avals, *, names, bits, k, **params) -> bool:
-    """Whether the rows of x are too few for dequantising to be worth it."""
-    named = dict(zip(names, avals, strict=True))
-    rows = _rows(named)
-    # Under jax.export it may be symbolic, and then may be small.
-    return not isinstance(rows, int) or rows <= most_rows(platform, bits, named["x"].dtype, k is not None)
-
-
-def most_rows(platform: str, bits: int, x_dtype, transposed: bool = False) -> int:
-    """Rows of x, above which the weight is dequantised and XLA multiplies."""
-    return max(MAX_ROWS, backends[platform].rows_of(bits, x_dtype, transposed))
-
-
-def batch(args, dims, *, names, **params):
-    """Over x alone: one call with more rows. Over a weight or an index: one indexed call."""
+def _batch(args, dims, *, tree, s: Static):
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    named = dict(zip(names, args, strict=True))
-    mapped = {name: d for name, d in zip(names, dims, strict=True) if d is not None}
-    bind = partial(_bind, **params)
-    prefix = named["index"].ndim if "index" in named else 0
-    if set(mapped) == {"x"}:
+    o = tree.unflatten(args)
+    present, dims = o.items(), tree.unflatten(dims)._asdict()
+    mapped = {name for name in present if dims[name] is not None}
+    if mapped <= {"x", "x_scale", "residual"}:
         # Behind the prefix, where it counts as rows of one matrix.
-        named["x"] = jnp.moveaxis(named["x"], mapped["x"], prefix)
-        return bind(named), prefix
+        rows = {
+            name: _at(present[name], dims[name], o.prefix, size)
+            for name in ("x", "x_scale", "residual")
+            if name in present
+        }
+        return bind(o._replace(**rows), s), o.prefix
 
-    named = {n: jnp.moveaxis(a, mapped[n], 0) if n in mapped else a[None] for n, a in named.items()}
-    named["x"] = jnp.broadcast_to(named["x"], (size, *named["x"].shape[1:]))
-    weights = [name for name in names if name not in ("x", "index")]
-    if "index" not in names:
+    named = {name: _at(a, dims[name], 0, size if name in PER_ROW else 1) for name, a in present.items()}
+    weights = o.weight().keys()
+    if o.index is None:
         named["index"] = jnp.arange(size, dtype=jnp.int32)
-        return bind(named), 0
-    index = jnp.broadcast_to(named["index"], (size, *named["index"].shape[1:]))
-    if mapped.keys() & set(weights):
+    elif mapped & weights:
         # Stacks of stacks become one, and an index must not reach into a neighbour's.
+        index = named["index"]
         stack = max(named[name].shape[1] for name in weights)
         start = jnp.arange(size, dtype=jnp.int32).reshape(size, *(1,) * (index.ndim - 1)) * np.int32(stack)
-        index = jnp.where((index >= 0) & (index < stack), index + start, np.int32(-1))
+        named["index"] = jnp.where((index >= 0) & (index < stack), index + start, np.int32(-1))
         named |= {name: _merge_stacks(named[name], size, stack) for name in weights}
     else:
-        named |= {name: named[name][0] for name in weights}
-    return bind(named | {"index": index}), 0
+        named |= {name: present[name] for name in weights}
+    return bind(Operands(**named), s), 0
 
 
-def _bind(named: dict, **params):
-    return gemv_p.bind(*named.values(), names=tuple(named), **params)
+def _at(a: Array, dim: int | None, place: int, size: int) -> Array:
+    """The mapped dimension at `place`, or where there is none, one of `size`."""
+    if dim is not None:
+        return jnp.moveaxis(a, dim, place)
+    a = jnp.expand_dims(a, place)
+    return jnp.broadcast_to(a, (*a.shape[:place], size, *a.shape[place + 1 :]))
 
 
-def _merge_stacks(a, size: int, stack: int):
+def _merge_stacks(a: Array, size: int, stack: int) -> Array:
     """(size | 1, stack | 1, ...) -> (size * stack, ...), or (1, ...) when one entry serves all."""
     if a.shape[:2] == (1, 1):
         return a[0]
     return jnp.broadcast_to(a, (size, stack, *a.shape[2:])).reshape(size * stack, *a.shape[2:])
 
 
-def _jvp(primals, tangents, *, names, **params):
-    """Linear in x, by the kernel; the weight's float arrays through the reference."""
-    y = gemv_p.bind(*primals, names=names, **params)
-    named = dict(zip(names, primals, strict=True))
-    moving = {n: t for n, t in zip(names, tangents, strict=True) if type(t) is not ad.Zero}
+batching.primitive_batchers[gemv_p] = lambda args, dims, **params: explicit.batched(
+    partial(_batch, **params), args, dims
+)
+
+
+# Derivatives. Linear in x, by the kernel; in the weight's float arrays by the reference; and the parts around the
+# product, which need not be linear, by JAX.
+
+
+def _jvp(primals, tangents, *, tree, s: Static):
+    y = gemv_p.bind(*primals, tree=tree, s=s)
+    o: Operands = tree.unflatten(primals)
+    moving = {name: t for name, t in _present(tree, tangents).items() if type(t) is not ad.Zero}
+    if o.scale is not None and o.scale.dtype in ONE_BYTE:
+        moving.pop("scale", None)  # has no room for a derivative
+    at = {name: getattr(o, name) for name in moving}
+    if _around.has_parts(o, s) and moving:
+        return y, jax.jvp(lambda d: _around.compose(bind, o._replace(**d), s), (at,), (moving,))[1]
     terms = []
     if "x" in moving:
-        linear = {n: a for n, a in named.items() if n != "bias"} | {"x": moving.pop("x")}
-        terms.append(_bind(linear, **params))
+        terms.append(bind(o._replace(x=moving.pop("x"), bias=None), s))
+        at.pop("x")
     if moving:
-        at = {n: named[n] for n in moving}
-        terms.append(jax.jvp(lambda d: _as_reference(named | d, params), (at,), (moving,))[1])
+        terms.append(jax.jvp(lambda d: _reference.product(o._replace(**d), s), (at,), (moving,))[1])
     return y, sum(terms[1:], start=terms[0]) if terms else ad.Zero(jax.typeof(y).to_tangent_aval())
 
 
-def _as_reference(named: dict, params: dict):
-    return _reference_call(*named.values(), names=tuple(named), **params)
+def _present(tree, values) -> dict:
+    """By name, where an operand has a value."""
+    names = [name for name, there in zip(Operands._fields, _presence(tree)) if there]
+    return dict(zip(names, values, strict=True))
+
+
+def _presence(tree) -> list[bool]:
+    return [a is not None for a in tree.unflatten(range(1, tree.num_leaves + 1))]
+
+
+def _transpose(ct, *args, tree, s: Static):
+    """With respect to x by the kernel, to any other operand in which the product is linear by the reference."""
+    named = _present(tree, args)
+    unknown = {name: a.aval for name, a in named.items() if ad.is_undefined_primal(a)}
+    if type(ct) is ad.Zero:
+        return [ad.Zero(unknown[name]) if name in unknown else None for name in named]
+    bent = ({"activation"} if s.activation and unknown.keys() - {"residual"} else set()) | (
+        {"norm"} if "norm" in named and "x" in unknown else set()
+    )
+    if bent:
+        raise ValueError(f"{s.op}: with {' and '.join(sorted(bent))} it is not linear in {', '.join(unknown)}")
+    # Where it is linear in one of them it does not depend on what the others are.
+    o = Operands(**{name: _zeros(unknown[name]) if name in unknown else a for name, a in named.items()})
+    cotangents = {}
+    if "x" in unknown and not _around.has_parts(o, s):
+        cotangents["x"] = _transposed(ct, unknown.pop("x"), o._replace(bias=None), s)
+    if unknown:
+        at = {name: getattr(o, name) for name in unknown}
+        whole = partial(_around.compose, bind if "x" in unknown else _reference.product)
+        cotangents |= jax.vjp(lambda u: whole(o._replace(**u), s), at)[1](ct)[0]
+    return [cotangents.get(name) for name in named]
+
+
+def _zeros(aval) -> Array:
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _transposed(ct, x, o: Operands, s: Static) -> Array:
+    """The cotangent of x, which is given as its aval, in the product with the rest of o."""
+    y = bind(o._replace(x=ct), s._replace(k=x.shape[-1] if s.k is None else None, out_dtype=x.dtype))
+    if o.index is None:
+        return y
+    # The NaN that an index out of range gives does not depend on x.
+    return _reference.select(_reference.in_range(o), y, np.zeros((), y.dtype))
 
 
 ad.primitive_jvps[gemv_p] = _jvp
-
-
-def _transpose(ct, *args, names, **params):
-    """With respect to x by the kernel, to any other operand in which the product is linear by the reference."""
-    named = dict(zip(names, args, strict=True))
-    unknown = {n: a.aval for n, a in named.items() if ad.is_undefined_primal(a)}
-    if type(ct) is ad.Zero:
-        return [ad.Zero(unknown[n]) if n in unknown else None for n in names]
-    cotangents = {}
-    if "x" in unknown:
-        x = unknown.pop("x")
-        cotangents["x"] = _transposed(ct, x, {n: a for n, a in named.items() if n != "bias"}, params)
-        named["x"] = jnp.zeros(x.shape, x.dtype)  # on which the others do not depend
-    if unknown:
-        linear = jax.linear_transpose(lambda u: _as_reference(named | u, params), unknown)
-        cotangents |= linear(ct)[0]
-    return [cotangents.get(n) for n in names]
-
-
-def _transposed(ct, x, named: dict, params: dict):
-    """The cotangent of x, which is given as its aval, in the product with `named`."""
-    k = x.shape[-1] if params["k"] is None else None
-    y = _bind(named | {"x": ct}, **params | {"k": k, "out_dtype": x.dtype})
-    if "index" not in named:
-        return y
-    # The NaN that an index out of range gives does not depend on x.
-    arrays = [a for n, a in named.items() if n not in ("x", "index")]
-    return _reference.select(_reference.in_range(named["index"], arrays), y, np.zeros((), y.dtype))
-
-
 ad.primitive_transposes[gemv_p] = _transpose
+
+
+# Lowering: on several devices by the partitioner, on one by a kernel or the reference, and the parts around the product
+# by themselves unless the kernel takes them.
+
+
+def _lower(ctx, *args, platform: str | None, tree, s: Static):
+    o: Operands = tree.unflatten(ctx.avals_in)
+    own, whole, obstacle = auto.meshes(ctx, s)
+
+    def lowered(f):
+        return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
+
+    fused = platform is not None and own is None and _dispatch.kernels_for(platform, o, s)
+    if _around.has_parts(o, s) and not fused:
+        return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
+    reason = _dispatch.why_reference(platform, obstacle, o, s)
+    if own is not None and whole is not None:
+        return lowered(auto.partitioned(bind, tree, s, own, whole))
+    run = _reference.product if reason else partial(_kernel_call, platform=platform)
+    return lowered(lambda *args: run(tree.unflatten(args), s))
+
+
+def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
+    """The FFI call: x as (B, M, its width), the weight's arrays stacked, those that are absent left out."""
+    batch, rows, width = prod(o.x.shape[: o.prefix]), prod(o.x.shape[o.prefix : -1]), _width(o, s)
+    given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}
+    if o.residual is not None:
+        given["residual"] = o.residual.reshape(batch, rows, width)
+    attributes = {"bits": np.int64(s.bits), "group": np.int64(s.group or s.k or o.x.shape[-1])}
+    attributes |= {} if s.activation is None else {"activation": s.activation}
+    attributes |= {} if o.norm is None else {"eps": np.float32(s.eps)}
+
+    def call(x, index):
+        named = Operands(x=x, **given, index=index).items()
+        y = jax.ShapeDtypeStruct((*x.shape[:-1], width), s.out_dtype)
+        f = jax.ffi.ffi_call(TARGET, y)
+        return f(*named.values(), operands=",".join(named), transposed=s.k is not None, **attributes)
+
+    x, shape = o.x.reshape(batch, rows, o.x.shape[-1]), (*o.x.shape[:-1], width)
+    if o.index is None:
+        return call(x, None).reshape(shape)
+    nbytes = prod(o.packed.shape[1:]) * o.packed.dtype.itemsize
+    share = min(_dispatch.MAX_ROWS, _dispatch.shared_rows(platform, o, s))
+    size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=share, platform=platform)
+    if size > 1 and o.residual is None:
+        call = partial(_grouped.in_tiles, call, stack=o.stack, size=size)
+    return call(x, o.index.reshape(batch)).reshape(shape)
+
+
+auto.tell_of_devices(gemv_p)
+mlir.register_lowering(gemv_p, partial(_lower, platform=None))
+for _platform in backends:
+    mlir.register_lowering(gemv_p, partial(_lower, platform=_platform), platform=_platform)

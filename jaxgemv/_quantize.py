@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv._check import FLOATS, as_array, check_bits, check_group_size
-from jaxgemv._format import QuantizedTensor, pack_unsigned, pad_last
+from jaxgemv._format import pack_unsigned, pad_last
+from jaxgemv._tensor import QuantizedTensor
 
 
 def quantize(

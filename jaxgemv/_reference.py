@@ -1,91 +1,122 @@
-"""gemv in plain jax.numpy: the oracle of the tests, and what runs where there is no kernel."""
+"""The product in plain jax.numpy: the oracle of the tests, and what runs where there is no kernel.
 
-from collections.abc import Iterable
+Memory is that of one dequantised matrix, or of a few: slices of x that meet different entries of a stack are taken one
+after another (or some side by side), and those of one entry together.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxgemv import _grouped
 from jaxgemv._format import spread, unpack, weights
+from jaxgemv._operands import Operands, Static
+
+# Bytes of dequantised matrices that may exist at the same time, if one is not larger.
+_SIDE_BY_SIDE = 64 << 20
+# Rows of x for which a matrix is dequantised once. More would only make tiles that are mostly empty.
+_ROWS = 512
 
 
-def product(
-    x: Array,
-    packed: Array,
-    scale: Array | None = None,
-    zero: Array | None = None,
-    offset: Array | None = None,
-    codebook: Array | None = None,
-    bias: Array | None = None,
-    index: Array | None = None,
-    *,
-    bits: int,
-    group: int | None,
-    k: int | None = None,
-    out_dtype,
-) -> Array:
-    """x (*P, *L, K) times the weight's rows: (*P, *L, N), from arrays that have been checked.
-
-    With `k` it is the transposed product, x (*P, *L, N) times the weight's columns: (*P, *L, k).
-    Without `index`, P is empty and the weight is (N, K). With `index` of shape P, every array of the weight has
-    a leading stack dimension, S or 1, and slice p of x meets entry index[p]; one out of range gives NaN.
-    """
-    arrays = packed, scale, zero, offset, codebook, bias
-    (packed, scale, zero, offset, codebook, bias), valid = _entries(index, arrays)
-    if scale is None:
-        y = _integer_product(x, packed, zero, bits=bits, group=group)
-    else:
-        w = weights(packed, scale, zero, offset, codebook, bits=bits, group=group, k=k or x.shape[-1])
-        y = contract(x.astype(jnp.float32), w if k is None else w.swapaxes(-1, -2))
-    return finish(y, bias, valid, out_dtype)
+def product(o: Operands, s: Static) -> Array:
+    """x (*P, *L, K) times the weight's rows, (*P, *L, N); see Operands and Static. Without the parts around it."""
+    n, k = o.packed.shape[-2], s.k or o.x.shape[-1]
+    return _of_entries(partial(_quantized, s=s), o, s, n if s.k is None else k, nbytes=4 * n * k)
 
 
-def dense_product(
-    x: Array, w: Array, bias: Array | None = None, index: Array | None = None, *, out_dtype
-) -> Array:
-    """The same for a float weight (N, K), or with `index` a stack (S, N, K) of them."""
-    (w, bias), valid = _entries(index, (w, bias))
-    dtype = jnp.promote_types(x.dtype, w.dtype)
-    if index is None and x.shape[:-1] in ((), (1,)):
+def dense_product(o: Operands, s: Static) -> Array:
+    """The same for a float weight (N, K), or with index a stack (S, N, K) of them."""
+    n, k = o.packed.shape[-2:]
+    nbytes = n * k * o.packed.dtype.itemsize
+    return _of_entries(partial(_dense, s=s), o, s, n, nbytes=nbytes)
+
+
+def _quantized(x: Array, w: Mapping[str, Array], s: Static) -> Array:
+    """x (..., K) and the arrays of one matrix, to float32 or int32 (..., N)."""
+    w = {name: a for name, a in w.items() if name != "bias"}
+    if "scale" not in w:
+        return _integer_product(x, **w, bits=s.bits, group=s.group)
+    k = s.k or x.shape[-1]
+    weight = weights(**w, bits=s.bits, group=s.group, k=k)
+    return contract(x.astype(jnp.float32), weight if s.k is None else weight.T)
+
+
+def _dense(x: Array, w: Mapping[str, Array], s: Static) -> Array:
+    weight = w["packed"]
+    dtype = jnp.promote_types(x.dtype, weight.dtype)
+    if x.shape[:-1] in ((), (1,)):
         # XLA makes one loop of this everywhere; its bf16 dot on a CPU is 10 times slower for one row.
-        product = w.astype(jnp.float32) * x.reshape(1, x.shape[-1]).astype(jnp.float32)
-        y = jnp.sum(product, axis=-1).reshape(*x.shape[:-1], w.shape[0])
-    else:
-        # On a CPU in float32: jaxlib 0.8 there refuses some products of bfloat16 with a float32 result.
-        y = jax.lax.platform_dependent(
-            x.astype(dtype),
-            w.astype(dtype),
-            cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32)),
-            default=contract,
-        )
-    return finish(y, bias, valid, out_dtype)
+        y = jnp.sum(weight.astype(jnp.float32) * x.reshape(1, x.shape[-1]).astype(jnp.float32), axis=-1)
+        return y.reshape(*x.shape[:-1], weight.shape[0])
+    # On a CPU in float32: jaxlib 0.8 there refuses some products of bfloat16 with a float32 result.
+    return jax.lax.platform_dependent(
+        x.astype(dtype),
+        weight.astype(dtype),
+        cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32)),
+        default=contract,
+    )
 
 
 def contract(x: Array, w: Array) -> Array:
-    """x (*P, *L, K), w (*P, N, K) -> float32 (*P, *L, N)."""
-    prefix = tuple(range(w.ndim - 2))
+    """x (..., K), w (N, K) -> float32 (..., N), or int32."""
     # Only float32 needs to be told not to round its operands (to TF32, on a GPU).
     full = x.dtype == jnp.float32
     return jax.lax.dot_general(
         x,
         w,
-        (((x.ndim - 1,), (w.ndim - 1,)), (prefix, prefix)),
+        (((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
         precision=jax.lax.Precision.HIGHEST if full else None,
         preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else jnp.float32,
     )
 
 
-def finish(y: Array, bias: Array | None, valid: Array | None, out_dtype) -> Array:
-    """Adds the bias, marks the slices whose index was out of range, rounds once."""
-    if bias is not None:
-        bias = bias.astype(jnp.float32)
-        middle = (1,) * (y.ndim - bias.ndim)
-        y = y + bias.reshape(*bias.shape[:-1], *middle, bias.shape[-1])
-    if valid is not None:
+def _of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: int) -> Array:
+    """`one(x, arrays of a matrix)` for each slice of x, with bias, rounded once. nbytes: of a matrix made by `one`."""
+    w = o.weight()
+    if o.index is None:
+        y = one(o.x, w)
+        return (y if o.bias is None else y + o.bias.astype(jnp.float32)).astype(s.out_dtype)
+
+    # Differentiated, it keeps x and index, and not what it dequantised.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def of_slice(x, index):
+        entry = jnp.clip(index, 0, o.stack - 1)
+        # An array of one entry serves every index.
+        picked = {name: a[0] if a.shape[0] == 1 else a[entry] for name, a in w.items()}
+        y = one(x, picked)
+        if "bias" in picked:
+            y = y + picked["bias"].astype(jnp.float32)
         bad = np.asarray(np.nan if y.dtype == jnp.float32 else np.iinfo(np.int32).min, y.dtype)
-        y = select(valid, y, bad)
-    return y.astype(out_dtype)
+        return jnp.where((index >= 0) & (index < o.stack), y, bad).astype(s.out_dtype)
+
+    if o.prefix == 0:
+        return of_slice(o.x, o.index)
+    batch, rows = prod(o.index.shape), prod(o.x.shape[o.prefix : -1])
+
+    def call(x, index):
+        if not isinstance(x.shape[0], int):  # symbolic, under jax.export
+            return jax.vmap(of_slice)(x, index)
+        cost = nbytes + 4 * x.shape[1] * width
+        chunk = max(1, _SIDE_BY_SIDE // max(cost, 1))
+        if chunk >= x.shape[0]:
+            return jax.vmap(of_slice)(x, index)
+        return jax.lax.map(lambda each: of_slice(*each), (x, index), batch_size=chunk)
+
+    size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=_ROWS, platform="xla")
+    if size > 1:
+        call = partial(_grouped.in_tiles, call, stack=o.stack, size=size)
+    y = call(o.x.reshape(batch, rows, o.x.shape[-1]), o.index.reshape(batch))
+    return y.reshape(*o.x.shape[:-1], width)
+
+
+def in_range(o: Operands) -> Array:
+    """Where an index is one of an entry of the stack."""
+    return (o.index >= 0) & (o.index < o.stack)
 
 
 def select(valid: Array, y: Array, other) -> Array:
@@ -93,26 +124,7 @@ def select(valid: Array, y: Array, other) -> Array:
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, other)
 
 
-def _entries(index: Array | None, arrays: tuple) -> tuple[tuple, Array | None]:
-    """Of each stacked array the entries that index picks, and where index was in range; without it, as they are."""
-    if index is None:
-        return arrays, None
-    entry = jnp.clip(index, 0, _stack_of(arrays) - 1)
-    # An array of one entry serves every index.
-    picked = (a if a is None else a[jnp.zeros_like(entry) if a.shape[0] == 1 else entry] for a in arrays)
-    return tuple(picked), in_range(index, arrays)
-
-
-def in_range(index: Array, arrays: Iterable[Array | None]) -> Array:
-    """Where an index is one of an entry of stacked arrays."""
-    return (index >= 0) & (index < _stack_of(arrays))
-
-
-def _stack_of(arrays: Iterable[Array | None]) -> int:
-    return max(a.shape[0] for a in arrays if a is not None)
-
-
-def _integer_product(x: Array, packed: Array, zero: Array | None, *, bits: int, group: int | None) -> Array:
+def _integer_product(x: Array, packed: Array, zero: Array | None = None, *, bits: int, group: int | None) -> Array:
     """The exact int32 sum of x * (q - zero)."""
     k = x.shape[-1]
     q = unpack(packed, bits, k).astype(jnp.int32)

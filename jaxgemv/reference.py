@@ -5,7 +5,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv import _ops
-from jaxgemv._format import QuantizedTensor
+from jaxgemv._tensor import QuantizedTensor
 
 
 def gemv(
@@ -13,7 +13,11 @@ def gemv(
     w: QuantizedTensor | ArrayLike,
     *,
     index: ArrayLike | None = None,
+    norm: ArrayLike | None = None,
+    eps: float = 1e-5,
     bias: ArrayLike | None = None,
+    activation: str | None = None,
+    residual: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Array:
@@ -22,8 +26,12 @@ def gemv(
         x,
         w,
         index=index,
+        norm=norm,
+        eps=eps,
         bias=bias,
+        activation=activation,
+        residual=residual,
         out_dtype=out_dtype,
-        implementation="xla",
         out_sharding=out_sharding,
+        implementation="xla",
     )

@@ -1,7 +1,6 @@
 """Fixtures: a seeded generator, and each backend and each compiled kernel with the device it runs on."""
 
 import contextlib
-import importlib
 import os
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxgemv._ffi import backends
+from jaxgemv._ffi import backends, cpu_levels, set_cpu_level
 
 # For the tests of sharding; all others run on the first.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -28,7 +27,7 @@ class KernelParam(NamedTuple):
 
 
 # Instruction sets of the CPU that this processor has; its table of kernels is of the best one only.
-LEVELS = importlib.import_module("jaxgemv._cpu").levels() if backends["cpu"].kernels else []
+LEVELS = cpu_levels()
 
 
 def _kernel_params(transposed: bool) -> list:
@@ -49,9 +48,8 @@ def _on(backend: str, level: str = ""):
     device = jax.devices(None if backend == "xla" else backend)[0]
     with jax.default_device(device), contextlib.ExitStack() as stack:
         if level:
-            cpu = importlib.import_module("jaxgemv._cpu")
-            stack.callback(cpu.set_level, cpu.levels()[0])
-            cpu.set_level(level)
+            stack.callback(set_cpu_level, LEVELS[0])
+            set_cpu_level(level)
         yield
 
 

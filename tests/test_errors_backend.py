@@ -5,7 +5,7 @@ import pytest
 from test_errors import SCALE, WQ, ZERO, X, a, check, i8, tensor
 
 from jaxgemv import gemv, gemv_int4
-from jaxgemv._ffi import TRANSPOSED_TARGET, Backend, backends
+from jaxgemv._ffi import TARGET, Backend, backends
 
 
 def test_cuda_not_built(monkeypatch):
@@ -15,10 +15,12 @@ def test_cuda_not_built(monkeypatch):
 
 
 def test_cuda_without_a_gpu(monkeypatch):
+    """There is a backend for it, but the program is lowered for the device that there is."""
     monkeypatch.setitem(backends, "cuda", backends["cpu"])
-    monkeypatch.setattr("jaxgemv._ops._has_gpu", lambda: False)
-    text = "gemv_int4: implementation='cuda' cannot run: JAX sees no CUDA device"
-    check(NotImplementedError, text, gemv_int4, X, WQ, ZERO, SCALE, implementation="cuda")
+    text = "gemv_int4: implementation='cuda' cannot run: the program is lowered for cpu"
+    traced = jax.jit(lambda *args: gemv_int4(*args, implementation="cuda")).trace(X, WQ, ZERO, SCALE)
+    with pytest.raises(NotImplementedError, match=text):
+        traced.lower(lowering_platforms=("cpu",))
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -44,12 +46,12 @@ def test_no_transposed_kernel(monkeypatch):
     text = "gemv_int4: implementation='cpu' cannot run: the cpu backend has no kernel for gradients with bits"
     with pytest.raises(NotImplementedError, match=text):
         lowered("cpu")
-    assert TRANSPOSED_TARGET not in lowered(None)
+    assert TARGET not in lowered(None)
 
 
 def test_combinations_without_a_kernel():
     prefix = "gemv: implementation='cpu' cannot run: the cpu backend has no"
     cpu = {"implementation": "cpu"}
-    check(NotImplementedError, f"{prefix} codebook kernel", gemv, X, tensor(codebook=a(16)), **cpu)
-    text = f"{prefix} kernel for bits = 4 and x of dtype int8"
+    check(NotImplementedError, f"{prefix} kernel that takes codebook", gemv, X, tensor(codebook=a(16)), **cpu)
+    text = f"{prefix} kernel for bits = 4 and x of dtype int8 without scale"
     check(NotImplementedError, text, gemv, a(64, dtype=i8), tensor(scale=None), **cpu)

@@ -13,7 +13,7 @@ from test_lowering import calls, lowered, spec, with_kernels
 
 import jaxgemv
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv import _experts as experts
+from jaxgemv import _grouped as grouped
 
 BATCH, STACK = 48, 3
 IDS = {
@@ -196,14 +196,14 @@ BIG = {"nbytes": 8 << 20, "share": 16, "platform": "cuda"}
 
 def test_when_it_pays():
     """Not for a few slices, nor for small matrices, nor where a slice fills a read by itself."""
-    assert experts.tile_size(32, 1, 8, **BIG) == 8
-    assert experts.tile_size(64, 1, 8, **BIG) == 16
-    assert experts.tile_size(512, 1, 8, **BIG) == 16
-    assert experts.tile_size(512, 4, 8, **BIG) == 4
+    assert grouped.tile_size(32, 1, 8, **BIG) == 8
+    assert grouped.tile_size(64, 1, 8, **BIG) == 16
+    assert grouped.tile_size(512, 1, 8, **BIG) == 16
+    assert grouped.tile_size(512, 4, 8, **BIG) == 4
     for batch, rows, stack in ((15, 1, 8), (8, 1, 8), (1, 1, 1), (32, 16, 8), (32, 9, 8)):
-        assert experts.tile_size(batch, rows, stack, **BIG) == 1
-    assert experts.tile_size(32, 1, 8, **BIG | {"nbytes": 1 << 20}) == 1
-    assert experts.tile_size(32, 1, 8, **BIG | {"nbytes": 1 << 20, "platform": "cpu", "share": 4}) == 4
+        assert grouped.tile_size(batch, rows, stack, **BIG) == 1
+    assert grouped.tile_size(32, 1, 8, **BIG | {"nbytes": 1 << 20}) == 1
+    assert grouped.tile_size(32, 1, 8, **BIG | {"nbytes": 1 << 20, "platform": "cpu", "share": 4}) == 4
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 16])
@@ -218,5 +218,5 @@ def test_tiles_suffice(size, stack, rng):
         spread = np.full(stack, 1)
         spread[0] += batch - stack
         most = max(most, sum(-(-spread // size)))
-        assert most <= experts._tiles(batch, stack, size)
-        assert experts._tiles(batch, stack, size) < batch
+        assert most <= grouped._tiles(batch, stack, size)
+        assert grouped._tiles(batch, stack, size) < batch

@@ -12,6 +12,7 @@ import pytest
 
 from jaxgemv import QuantizedTensor, gemv
 from jaxgemv import _ffi as ffi
+from jaxgemv._operands import FACTS
 
 
 def test_cpu_backend_loaded():
@@ -117,17 +118,14 @@ GOOD = {
     "x": np.ones((1, 2, 64), np.float32),
     "packed": np.zeros((1, 6, 8), np.uint32),
     "scale": np.ones((1, 6, 4), np.float32),
-    "zero": np.zeros(0, np.float32),
-    "offset": np.zeros(0, np.float32),
-    "bias": np.zeros(0, np.float32),
-    "index": np.zeros(0, np.float32),
     "y": jax.ShapeDtypeStruct((1, 2, 6), np.float32),
     "bits": np.int64(4),
     "group": np.int64(16),
+    "transposed": False,
 }
 
 
-def array(*shape, dtype=np.float32):
+def array(*shape, dtype=np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
@@ -149,6 +147,19 @@ BAD = (
     ("scale has the wrong shape or dtype", {"scale": array(1, 5, 4)}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),
     ("scale has the wrong shape or dtype", {"scale": array(0)}),
+    ("zero or offset has the wrong shape or dtype", {"zero": array(0)}),
+    ("index must hold one int32 for each slice of x", {"index": array(0, dtype=np.int32)}),
+    ("needs scale", {"scale": None}),
+    ("needs x", {"x": None}),
+    ("no operand is called shift", {"shift": array(1, 6, 4)}),
+    ("no operand is called ", {"operands": "x,,scale"}),
+    ("no operand is called activation", {"operands": "x,packed,activation"}),
+    ("scale is named twice", {"operands": "x,scale,scale"}),
+    ("operands names more than there are", {"operands": "x,packed,scale,zero"}),
+    ("operands must name every array", {"operands": "x,packed"}),
+    ("needs operands, bits, group and transposed", {"bits": np.int32(4)}),
+    ("needs operands, bits, group and transposed", {"transposed": np.int64(0)}),
+    ("has an attribute that this version does not know", {"rounding": np.int64(1)}),
     ("scale has the wrong shape or dtype", {"scale": array()}),
     ("bias has the wrong shape or dtype", {"bias": array()}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 4, dtype=np.int32)}),
@@ -164,7 +175,11 @@ BAD = (
 )
 
 
-TRANSPOSED = {"x": array(1, 2, 6) + 1, "y": jax.ShapeDtypeStruct((1, 2, 64), np.float32)}
+TRANSPOSED = {
+    "x": array(1, 2, 6) + 1,
+    "y": jax.ShapeDtypeStruct((1, 2, 64), np.float32),
+    "transposed": True,
+}
 
 BAD_TRANSPOSED = (
     ("x, Wq and y must have rank 3", {"x": array(2, 6)}),
@@ -172,7 +187,6 @@ BAD_TRANSPOSED = (
     ("y must have shape (batch, M, N), or (batch, M, K)", {"x": array(1, 3, 6)}),
     ("the rows of Wq do not hold K codes", {"y": jax.ShapeDtypeStruct((1, 2, 65), np.float32)}),
     ("N and K must be at least 1", {"packed": array(1, 0, 8, dtype=np.uint32)}),
-    ("bias has the wrong shape or dtype", {"bias": array(1, 6)}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),
     (
         "a batch of x needs an index",
@@ -181,11 +195,14 @@ BAD_TRANSPOSED = (
 )
 
 
-def call(*, target=ffi.TARGET, **operands):
+def call(**given):
     """The custom call as a program from elsewhere might make it."""
-    y, bits, group = (operands.pop(name) for name in ("y", "bits", "group"))
-    f = jax.jit(lambda *args: jax.ffi.ffi_call(target, y)(*args, bits=bits, group=group))
-    return jax.block_until_ready(f(*operands.values()))
+    given = {name: value for name, value in given.items() if value is not None}
+    y = given.pop("y")
+    arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    attributes = {"operands": ",".join(arrays)} | {n: v for n, v in given.items() if n not in arrays}
+    f = jax.jit(lambda *args: jax.ffi.ffi_call(ffi.TARGET, y)(*args, **attributes))
+    return jax.block_until_ready(f(*arrays.values()))
 
 
 compiled = pytest.mark.parametrize(
@@ -207,16 +224,61 @@ def test_bad_hand_made_call(backend, text, change):
     np.testing.assert_array_equal(call(**GOOD), np.full((1, 2, 6), -8 * 64))
 
 
+# What the call has room for, and no kernel takes yet.
+FUTURE = {
+    "codebook": array(1, 16),
+    "global_scale": array(1),
+    "perm": array(1, 64, dtype=np.int32),
+    "x_scale": array(1, 2, 1),
+    "norm": array(1, 64),
+    "residual": array(1, 2, 6),
+    "activation": "silu",
+    "one_byte_scale": array(1, 6, 4, dtype=jnp.float8_e4m3fn),
+}
+
+
+@compiled
+@pytest.mark.parametrize("name", FUTURE)
+def test_operand_that_no_kernel_takes(backend, name):
+    """Refused by its name, and never ignored; lowering asks the same table."""
+    if any(name in kernel.operands for kernel in ffi.backends[backend].kernels):
+        pytest.skip(f"there is a kernel that takes {name}")
+    given = {"scale" if name == "one_byte_scale" else name: FUTURE[name]}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgemv: no {backend} kernel takes {name}"):
+        call(**GOOD | given)
+
+
+@compiled
+def test_bias_of_a_gradient(backend):
+    """What the products take, the transposed ones need not."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"no {backend} kernel for gradients takes bias"):
+        transposed_call(bias=array(1, 6))
+
+
+def test_names_of_operands():
+    """C++ and Python know the same ones, in the same order; an extension of other sources is not used."""
+    from jaxgemv._cpu import operands
+
+    assert tuple(operands()) == FACTS
+
+
+def test_extension_of_other_sources(monkeypatch):
+    monkeypatch.setattr(ffi, "FACTS", FACTS[:-1])
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", pytest.fail)
+    with pytest.warns(RuntimeWarning, match=r"jaxgemv\._cpu is built from other sources than these Python"):
+        assert ffi._load("jaxgemv._cpu", "cpu").kernels == ()
+
+
 @compiled
 def test_result_in_the_place_of_x(backend, rng):
     """XLA's in-place updates can make one buffer of both: right where x is copied first, refused elsewhere."""
     x = rng.integers(-2, 3, (1, 5, 64)).astype(np.float32)
     packed = rng.integers(0, 2**32, (1, 64, 8), dtype=np.uint32)
-    others = (packed, np.float32([1]), *(GOOD[name] for name in ("zero", "offset", "bias", "index")))
+    others = packed, np.float32([1])
     y = jax.ShapeDtypeStruct(x.shape, x.dtype)
     f = jax.jit(
         lambda x, *others: jax.ffi.ffi_call(ffi.TARGET, y, input_output_aliases={0: 0})(
-            x, *others, bits=np.int64(4), group=np.int64(64)
+            x, *others, operands="x,packed,scale", bits=np.int64(4), group=np.int64(64), transposed=False
         ),
         donate_argnums=0,
     )
@@ -233,7 +295,7 @@ def test_result_in_the_place_of_x(backend, rng):
 
 
 def transposed_call(**change):
-    return call(target=ffi.TRANSPOSED_TARGET, **GOOD | TRANSPOSED | change)
+    return call(**GOOD | TRANSPOSED | change)
 
 
 @compiled

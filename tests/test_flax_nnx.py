@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from problems import Problem
+from sharded import mesh_of, put, spec_of
 from tolerance import assert_close, assert_equal
 
 from jaxgemv import quantize
@@ -299,5 +302,19 @@ def test_call_refuses(rng):
         layer(jnp.ones((2, 64)))
     with pytest.raises(ValueError, match=r"gemv: x must have shape \(\.\.\., 70\)"):
         layer(jnp.ones((2, K + 1)))
-    with pytest.raises(NotImplementedError, match="QuantLinear: out_sharding must be None"):
+    with pytest.raises(ValueError, match="gemv: out_sharding must be None for operands without Explicit mesh axes"):
         layer(inputs(rng, 2), out_sharding=jax.sharding.PartitionSpec())
+
+
+def test_out_sharding(rng):
+    """As flax.nnx.Linear has it, on a mesh with Explicit axes."""
+    mesh = mesh_of(AxisType.Explicit)
+    layer = QuantLinear.from_linear(linear(), group_size=GROUP)
+    x = inputs(rng, 4)
+    expected = layer(x)
+    graph, state = nnx.split(layer)
+    layer = nnx.merge(graph, jax.tree.map(lambda a: put(a, mesh), state))
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda x: layer(x, out_sharding=P("data", "model")))(put(x, mesh))
+    assert spec_of(y) == ("data", "model")
+    np.testing.assert_array_equal(y, expected)

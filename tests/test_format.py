@@ -145,8 +145,7 @@ def test_stack(rng):
 def test_stack_with_codebooks():
     packed = pack(np.arange(16).reshape(2, 1, 8) % 4, 2)
     books = np.array([[0, 1, 2, 3], [4, 5, 6, 7]], np.float32)
-    for codebook in (books[0], books):
-        w = QuantizedTensor(packed=packed, scale=np.ones(2, np.float32), codebook=codebook, bits=2, k=8)
-        assert w[1].codebook.shape == (4,)
-        np.testing.assert_array_equal(dequantize(w[1])[0], np.atleast_2d(codebook)[-1][np.arange(8) % 4])
-        np.testing.assert_array_equal(dequantize(w)[1], dequantize(w[1]))
+    w = QuantizedTensor(packed=packed, scale=np.ones(2, np.float32), codebook=books, bits=2, k=8)
+    assert w[1].codebook.shape == (4,)
+    np.testing.assert_array_equal(dequantize(w[1])[0], books[1][np.arange(8) % 4])
+    np.testing.assert_array_equal(dequantize(w)[1], dequantize(w[1]))

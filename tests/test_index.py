@@ -105,7 +105,7 @@ def test_codebook(rng):
     p = make(rng, 2, "float32", Case(3, 4, 48, 16), exact=True)
     w = QuantizedTensor(packed=p.packed, scale=p.scale, codebook=np.float32([-1, 0, 2, 5]), bits=2)
     arrays = {"packed": jnp.stack([p.packed] * 2), "scale": jnp.stack([p.scale, 2 * p.scale])}
-    stack = QuantizedTensor(**arrays, codebook=w.codebook, bits=2)
+    stack = QuantizedTensor(**arrays, codebook=np.stack([w.codebook] * 2), bits=2)
     expected = gemv(p.x, w)
     np.testing.assert_array_equal(gemv(p.x, stack, index=1), 2 * expected)
     y = gemv(p.x, stack, index=np.array([1, 0, 1], np.int32))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._ffi import TARGET, TRANSPOSED_TARGET, backends
-from jaxgemv._primitive import MAX_ROWS, most_rows
+from jaxgemv._ffi import TARGET, backends
+from jaxgemv._dispatch import MAX_ROWS
 
 built = pytest.mark.skipif(backends["cuda"].missing is not None, reason="jaxgemv._cuda is not built")
 with_kernels = pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=built)])
@@ -33,9 +33,10 @@ def lowered(platform, f, *args) -> str:
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-def calls(text: str, target: str = TARGET) -> list[str]:
-    """The lines that call our kernels."""
-    return [line for line in text.splitlines() if f"@{target}(" in line]
+def calls(text: str, transposed: bool = False) -> list[str]:
+    """The lines that call our kernels for products, or for transposed ones."""
+    kind = f"transposed = {str(transposed).lower()}"
+    return [line for line in text.splitlines() if f"@{TARGET}(" in line and kind in line]
 
 
 @with_kernels
@@ -48,10 +49,9 @@ def test_one_call(platform, rows):
 
 
 @with_kernels
-def test_many_rows_leave_the_kernel(platform, monkeypatch):
+def test_many_rows_leave_the_kernel(platform):
     """Unless it is asked for."""
-    monkeypatch.setattr("jaxgemv._ops._has_gpu", lambda: True)
-    most = most_rows(platform, 4, "bfloat16")
+    most = max(MAX_ROWS, *(k.rows for k in backends[platform].find(4, "bfloat16")))
     assert len(calls(lowered(platform, gemv, spec(most, K), weight()))) == 1
     x = spec(most + 1, K)
     assert not calls(lowered(platform, gemv, x, weight()))
@@ -120,7 +120,7 @@ def test_gradient_is_one_call_each_way(platform, rows):
         spec(rows, N),
     )
     few = rows <= MAX_ROWS
-    assert len(calls(text, TRANSPOSED_TARGET)) == few
+    assert len(calls(text, transposed=True)) == few
     assert bool(re.search(rf"tensor<(\d+x)*{N}x{K}x", text)) != few
 
 
@@ -140,7 +140,7 @@ def test_derivatives_of_derivatives(platform):
 
     for f in (forward, reverse):
         text = lowered(platform, f, spec(2, K), spec(2, K), weight())
-        assert (len(calls(text)), len(calls(text, TRANSPOSED_TARGET))) == (2, 2)
+        assert (len(calls(text)), len(calls(text, transposed=True))) == (2, 2)
         assert not re.search(rf"tensor<(\d+x)*{N}x{K}x", text)
 
 
@@ -150,7 +150,7 @@ def test_derivatives_of_derivatives(platform):
 def test_what_has_a_kernel(platform, bits, x):
     """The table of kernels says what is lowered to a call, and covers all of it."""
     w = QuantizedTensor(packed=spec(N, K * bits // 32, dtype="uint32"), scale=spec(N), bits=bits)
-    assert backends[platform].supports(bits, x)
+    assert backends[platform].find(bits, x)
     assert len(calls(lowered(platform, gemv, spec(K, dtype=x), w))) == 1
 
 

@@ -13,7 +13,6 @@
 #include <memory>
 #include <new>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -65,6 +64,18 @@ const std::vector<const Level*>& supported_levels() {
 const Level*& current_level() {
   static const Level* level = supported_levels().front();
   return level;
+}
+
+// Transposed ones are behind the others, as on CUDA.
+std::vector<KernelInfo> kernels() {
+  const Level& level = *current_level();
+  std::vector<KernelInfo> rows;
+  for (const bool transposed : {false, true})
+    for (int bits = 1; bits <= 8; ++bits)
+      for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+        rows.push_back({level.name, bits, x, transposed ? kSharedRows : level.rows,
+                        transposed ? kTransposedOperands : kProductOperands, transposed});
+  return rows;
 }
 
 namespace {
@@ -138,7 +149,8 @@ struct TransposedProduct {
     const Index most = std::clamp(kSums / problem.M, kMinCodes, kMaxCodes);
     codes = ceil_div(std::min(most, problem.K), kTileUnit) * kTileUnit;
     columns = ceil_div(problem.K, codes);
-    // Few parts where their sums would take more memory than they are worth.
+    // Each part of N writes sums of its own, (M, codes) floats that `finish` adds up: so a part
+    // reads at least kTaskBytes of weights, and there are at most kTiles parts and 256 / M of them.
     const Index bytes = codes * problem.bits / 8 * problem.M;
     const Index rows = std::max({kTaskBytes / bytes, ceil_div(problem.N * columns, kTiles),
                                  problem.N * problem.M / 256, Index{1}});
@@ -289,18 +301,10 @@ ffi::Future finished(const ffi::Error& error) {
 }
 
 template <typename Work>
-ffi::Future gemv(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale, ffi::AnyBuffer zero,
-                 ffi::AnyBuffer offset, ffi::AnyBuffer bias, ffi::AnyBuffer index,
-                 ffi::Result<ffi::AnyBuffer> y, int64_t bits, int64_t group, ffi::ThreadPool pool) {
-  constexpr bool kTransposed = std::is_same_v<Work, TransposedProduct>;
-  const ffi::ErrorOr<Call> call =
-      Call::from(x, packed, scale, zero, offset, bias, index, *y, bits, group, kTransposed);
-  if (!call.has_value()) return finished(call.error());
-  if (y->element_count() == 0) return finished(ffi::Error::Success());
-
+ffi::Future start(const Call& call, ffi::ThreadPool pool) {
   std::shared_ptr<Job<Work>> job;
   try {
-    job = std::make_shared<Job<Work>>(*call, std::max<Index>(1, pool.num_threads()));
+    job = std::make_shared<Job<Work>>(call, std::max<Index>(1, pool.num_threads()));
   } catch (const std::bad_alloc&) {
     return finished(ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory for x"));
   }
@@ -310,13 +314,21 @@ ffi::Future gemv(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale, 
   return future;
 }
 
+ffi::Future gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes,
+                 ffi::ThreadPool pool) {
+  static const Taken taken(kernels());
+  const ffi::ErrorOr<Call> call = Call::from(args, *y, attributes, "cpu", taken);
+  if (!call.has_value()) return finished(call.error());
+  if (y->element_count() == 0) return finished(ffi::Error::Success());
+  return call->problem.transposed ? start<TransposedProduct>(*call, pool)
+                                  : start<Product>(*call, pool);
+}
+
 }  // namespace
 
 const int kFfiApiMinor = XLA_FFI_API_MINOR;
 
 }  // namespace jaxgemv
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_gemv_v1, jaxgemv::gemv<jaxgemv::Product>,
-                              jaxgemv::bind_call().Ctx<xla::ffi::ThreadPool>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_gemv_transposed_v1, jaxgemv::gemv<jaxgemv::TransposedProduct>,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgemv_gemv_v1, jaxgemv::gemv,
                               jaxgemv::bind_call().Ctx<xla::ffi::ThreadPool>());

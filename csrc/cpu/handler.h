@@ -5,7 +5,6 @@ struct XLA_FFI_Error;
 struct XLA_FFI_CallFrame;
 
 extern "C" XLA_FFI_Error* jaxgemv_gemv_v1(XLA_FFI_CallFrame* call_frame);
-extern "C" XLA_FFI_Error* jaxgemv_gemv_transposed_v1(XLA_FFI_CallFrame* call_frame);
 
 namespace jaxgemv {
 

@@ -9,8 +9,9 @@ namespace jaxgemv {
 
 // The code for one width of weights. Sizes are in values of four bytes.
 struct Kernel {
-  // x is converted once per call, to what the kernel reads: first what rows share, then rows
-  // [m0, m1), by several threads. Where any of that is false, all of it again after fall_back.
+  // x is converted once per call, to what the kernel reads: `prepare` writes what rows share, then
+  // several threads `arrange` rows [m0, m1) each. `arrange` returns false where the values of x do
+  // not suit the kernel; then `fall_back` chooses another one, and all of x is arranged anew.
   Index (*arranged_size)(const Problem&);
   void (*prepare)(const Problem&, float* arranged);
   bool (*arrange)(const Problem&, const Operands&, Index slice, Index m0, Index m1,
@@ -65,6 +66,9 @@ constexpr int kDigitRows = 2;
 // Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
 // decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
 constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
+
+// The table, of the level in use.
+std::vector<KernelInfo> kernels();
 
 // Those this processor can run, best first.
 const std::vector<const Level*>& supported_levels();

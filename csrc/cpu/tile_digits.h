@@ -178,7 +178,9 @@ struct TileDigits {
     }
     const int exponent = largest == 0 ? 0 : static_cast<int>(largest >> 23) - 127;
     if (exponent < kLeastExponent || exponent > kMostExponent) return false;
-    // |z| < 1.5 * 2^(bits of x + 8 - kBits), of 2^(8 digits - 1).
+    // z (see `cut`) is x shifted left by up to 8 - kBits, minus at most half as much, so below
+    // 1.5 * 2^(bits + 8 - kBits), and the digits hold |z| < 2^(8 digits - 1): so many bits are
+    // left for x.
     const int bits = 8 * digits - 2 - (8 - kBits), power = exponent + 1 - bits;
     const float inverse = f32_of_bits(static_cast<uint32_t>(127 - power) << 23);
     *unit = f32_of_bits(static_cast<uint32_t>(127 + power - (8 - kBits)) << 23);

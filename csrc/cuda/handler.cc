@@ -7,11 +7,10 @@
 namespace jaxgemv::cuda {
 namespace {
 
-template <bool kTransposed>
-ffi::Error gemv(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale, ffi::AnyBuffer zero,
-                ffi::AnyBuffer offset, ffi::AnyBuffer bias, ffi::AnyBuffer index,
-                ffi::Result<ffi::AnyBuffer> y, int64_t bits, int64_t group, cudaStream_t stream) {
-  auto call = Call::from(x, packed, scale, zero, offset, bias, index, *y, bits, group, kTransposed);
+ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes,
+                cudaStream_t stream) {
+  static const Taken taken(kernels());
+  auto call = Call::from(args, *y, attributes, "cuda", taken);
   if (call.has_error()) return call.error();
   const Problem& problem = call->problem;
   if (problem.batch == 0 || problem.M == 0) return ffi::Error::Success();
@@ -27,14 +26,10 @@ ffi::Error gemv(ffi::AnyBuffer x, ffi::AnyBuffer packed, ffi::AnyBuffer scale, f
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER(kGemv, gemv<false>, bind_call().Ctx<ffi::PlatformStream<cudaStream_t>>(),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kTransposed, gemv<true>,
-                       bind_call().Ctx<ffi::PlatformStream<cudaStream_t>>(),
+XLA_FFI_DEFINE_HANDLER(kGemv, gemv, bind_call().Ctx<ffi::PlatformStream<cudaStream_t>>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 void* gemv_handler() { return reinterpret_cast<void*>(kGemv); }
-void* transposed_handler() { return reinterpret_cast<void*>(kTransposed); }
 int ffi_api_minor() { return XLA_FFI_API_MINOR; }
 
 }  // namespace jaxgemv::cuda

@@ -2,8 +2,7 @@
 
 namespace jaxgemv::cuda {
 
-void* gemv_handler();
-void* transposed_handler();  // an XLA_FFI_Handler
-int ffi_api_minor();         // the FFI version it was built for
+void* gemv_handler();  // an XLA_FFI_Handler
+int ffi_api_minor();   // the FFI version it was built for
 
 }  // namespace jaxgemv::cuda

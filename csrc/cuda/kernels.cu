@@ -1,4 +1,5 @@
-// The table of kernels: to add a width, a type or a kernel, add a row.
+// The table of kernels. A new kernel is a row here; a new width or type is one more argument of the
+// rows below, for each kernel that has code for it.
 #include <algorithm>
 #include <array>
 

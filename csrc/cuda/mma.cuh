@@ -1,5 +1,6 @@
-// The fast kernel: weights streamed from memory straight into registers, each warp a share of K for
-// 16 output rows, tensor cores even for one row of x.
+// For 17 to 64 rows of x on GPUs other than Hopper, and for what the streaming kernel refuses:
+// weights from memory straight into registers, each warp a share of K for 16 output rows, on tensor
+// cores even for one row of x.
 //
 // A chunk is 16 rows x 64 bytes of weights. Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes of
 // row g and of row g + 8 at byte 16 t: the A operand of mma.m16n8k16, in a permutation of k
@@ -218,7 +219,8 @@ inline int choose_warps(Index tiles, Index rounds, int resident_warps) {
 
 template <int kBits, typename X>
 struct Mma {
-  static constexpr KernelInfo kInfo{"mma", kBits, kDtypeOf<X>, 8 * mma::kMaxTilesM};
+  static constexpr KernelInfo kInfo{"mma", kBits, kDtypeOf<X>, 8 * mma::kMaxTilesM,
+                                    kProductOperands};
 
   // 16-byte loads of the weights and of x, no group boundary inside a chunk, 32-bit m, n and k.
   static bool accepts(const Problem& problem, const Operands& operands) {

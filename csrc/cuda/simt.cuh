@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 
 template <int kBits, typename X>
 struct Simt {
-  static constexpr KernelInfo kInfo{"simt", kBits, kDtypeOf<X>, simt::kRows};
+  static constexpr KernelInfo kInfo{"simt", kBits, kDtypeOf<X>, simt::kRows, kProductOperands};
 
   static bool accepts(const Problem&, const Operands&) { return true; }
 

@@ -10,7 +10,7 @@ namespace jaxgemv::cuda {
 template <int kBits, typename X>
 struct Stream {
   static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
-  static constexpr KernelInfo kInfo{"stream", kBits, kDtypeOf<X>, kMaxRows};
+  static constexpr KernelInfo kInfo{"stream", kBits, kDtypeOf<X>, kMaxRows, kProductOperands};
 
   // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
   static bool accepts(const Problem& problem, const Operands& operands) {

@@ -8,7 +8,8 @@ namespace jaxgemv::cuda {
 template <int kBits, typename X>
 struct Transposed {
   static constexpr int kMaxTilesM = kBits == 8 ? 2 : 4;  // by the registers
-  static constexpr KernelInfo kInfo{"transposed", kBits, kDtypeOf<X>, 8 * kMaxTilesM, true};
+  static constexpr KernelInfo kInfo{"transposed",        kBits, kDtypeOf<X>, 8 * kMaxTilesM,
+                                    kTransposedOperands, true};
 
   // A strip is one or two groups, or part of one; 32-bit m, n and k.
   static bool accepts(const Problem& problem, const Operands& operands) {

@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 
 template <int kBits, typename X>
 struct TransposedSimt {
-  static constexpr KernelInfo kInfo{"transposed simt", kBits, kDtypeOf<X>, transposed::kSimtRows,
-                                    true};
+  static constexpr KernelInfo kInfo{"transposed simt",   kBits, kDtypeOf<X>, transposed::kSimtRows,
+                                    kTransposedOperands, true};
 
   static bool accepts(const Problem&, const Operands&) { return true; }
 

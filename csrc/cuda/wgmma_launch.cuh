@@ -51,7 +51,7 @@ inline int choose_ranks(const std::array<int, kMaxRanks + 1>& clusters, Index ti
 
 template <int kBits, typename X>
 struct Wgmma {
-  static constexpr KernelInfo kInfo{"wgmma", kBits, kDtypeOf<X>, 64};
+  static constexpr KernelInfo kInfo{"wgmma", kBits, kDtypeOf<X>, 64, kProductOperands};
   static constexpr Index kMinM = 9;
 
   static bool accepts(const Problem& problem, const Operands& operands) {

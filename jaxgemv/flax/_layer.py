@@ -54,11 +54,29 @@ def out_in(names, ndim: int) -> tuple:
 
 
 def product(
-    inputs, w: QuantizedTensor, bias, *, dtype, out_dtype=None, implementation: str | None = None
+    inputs,
+    w: QuantizedTensor,
+    bias,
+    *,
+    dtype,
+    out_dtype=None,
+    out_sharding=None,
+    implementation: str | None = None,
 ) -> Array:
-    """inputs (..., K) in Flax's computation dtype, in which w counts as an array of its scale's dtype."""
-    dtype = canonicalize_dtype(inputs, w.scale, bias, dtype=dtype)
+    """inputs (..., K) in Flax's computation dtype, in which w counts as an array of its scale's dtype.
+
+    A scale of one byte does not count: nobody wants results of that type.
+    """
+    scale = None if w.scale is None or w.scale.dtype.itemsize == 1 else w.scale
+    dtype = canonicalize_dtype(inputs, scale, bias, dtype=dtype)
     if out_dtype is not None and bias is not None:
         out_dtype = jnp.promote_types(out_dtype, dtype)
     x = jnp.asarray(inputs, dtype)
-    return gemv(x, w, bias=bias, out_dtype=out_dtype or dtype, implementation=implementation)
+    return gemv(
+        x,
+        w,
+        bias=bias,
+        out_dtype=out_dtype or dtype,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )

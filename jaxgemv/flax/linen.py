@@ -25,7 +25,7 @@ class QuantDense(nn.Module):
 
     Variables: `params/bias`, trained as ever, and `quant/kernel`, a dict with the arrays of a
     `jaxgemv.QuantizedTensor` of shape (features, in): `packed`, `scale`, and `zero` unless symmetric (an imported
-    kernel may bring `offset` or `codebook` instead). `init` quantises what `kernel_init` gives; axis names that
+    kernel may bring the others instead). `init` quantises what `kernel_init` gives; axis names that
     `nn.with_partitioning` or `nn.with_logical_partitioning` puts on the kernel pass to its arrays, out before in.
 
     - features, use_bias, dtype, param_dtype, kernel_init, bias_init: as in `nn.Dense`. The result has the

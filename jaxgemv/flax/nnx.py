@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgemv import QuantizedTensor, quantize
 from jaxgemv.flax import _layer
 
-_ARRAYS = ("packed", "scale", "zero", "offset", "codebook")
+_ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
 # What Flax has called the metadata that names a Variable's axes, newest first.
 _AXIS_NAMES = ("out_sharding", "sharding_names", "sharding")
 
@@ -33,7 +33,7 @@ class QuantLinear(nnx.Module):
 
     State: `bias`, an `nnx.Param`, and the arrays of a `jaxgemv.QuantizedTensor` of shape (out_features,
     in_features) as `QuantizedKernel`s: `packed`, `scale`, and `zero` unless symmetric (an imported kernel may bring
-    `offset` or `codebook` instead). Axis names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to
+    the others instead). Axis names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to
     its arrays, out before in.
 
     - use_bias, dtype, param_dtype, kernel_init, bias_init, preferred_element_type, rngs, kernel_metadata,
@@ -113,17 +113,14 @@ class QuantLinear(nnx.Module):
         return _layer.weight(arrays, bits=self.bits, group_size=self.group_size, k=self.in_features)
 
     def __call__(self, inputs: Array, out_sharding=None) -> Array:
-        """inputs (..., in_features) to (..., out_features). Raises NotImplementedError for an out_sharding."""
-        if out_sharding is not None:
-            raise NotImplementedError(
-                f"QuantLinear: out_sharding must be None (reshard the result instead); got {out_sharding}"
-            )
+        """inputs (..., in_features) to (..., out_features). out_sharding: as in `jaxgemv.gemv`, for Explicit axes."""
         return _layer.product(
             inputs,
             self.kernel,
             None if self.bias is None else self.bias[...],
             dtype=self.dtype,
             out_dtype=self.preferred_element_type,
+            out_sharding=out_sharding,
             implementation=self.implementation,
         )
 

@@ -1,15 +1,21 @@
-"""How to cut a product over a mesh of devices, and what shardings say in terms of its axes.
+"""How to cut a product over a mesh of devices, what a device then does, and what shardings say in terms of its axes.
 
 The weight stays as it is cut; everything else is decided from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import gcd, lcm, prod
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import Array, lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxgemv import _reference
+from jaxgemv._operands import Operands, Static
 
 Axes = tuple[str, ...]  # of the mesh, for one dimension of an array; () where it is not cut
 Dims = tuple[Axes, ...]
@@ -18,7 +24,7 @@ Dims = tuple[Axes, ...]
 class Plan(NamedTuple):
     """How to cut the operands and the result, and what the parts of the weight are like.
 
-    summed: what cuts the dimension that the product sums over, K or, transposed, N. k: gemv_p's, of a part.
+    summed: what cuts the dimension that the product sums over, K or, transposed, N. k: that of Static, of a part.
     """
 
     operands: dict[str, Dims]
@@ -35,13 +41,9 @@ def plan(
     shapes: Mapping[str, tuple[int, ...]],
     held: Mapping[str, Dims],
     sizes: Mapping[str, int],
-    *,
-    op: str,
-    bits: int,
-    group: int | None,
-    k: int | None,
+    s: Static,
 ) -> Plan:
-    """How to cut operands that come cut as in `held` over a mesh of these sizes.
+    """How to cut operands that come cut as in `held`, by name, over a mesh of these sizes.
 
     Raises ValueError where a part of K would not be whole words and whole groups.
     """
@@ -50,20 +52,19 @@ def plan(
         return axes if dim % prod(sizes[a] for a in axes) == 0 else ()
 
     stacked = "index" in shapes
-    matrix = "packed" if "packed" in shapes else "w"
-    *stack, n = map(even, held[matrix][:-1], shapes[matrix][:-1])
-    words = held[matrix][-1]
+    *stack, n = map(even, held["packed"][:-1], shapes["packed"][:-1])
+    words = held["packed"][-1]
     # Parameters with one group for the whole row go with every part of it.
     grouped = any(
         len(shapes[name]) == stacked + 2 and shapes[name][-1] > 1
         for name in ("scale", "zero", "offset")
         if name in shapes
     )
-    group = group if grouped else None
+    group = s.group if grouped else None
     parts = prod(sizes[a] for a in words)
-    _check_parts(k or shapes["x"][-1], parts, op, bits, group)
+    _check_parts(s.k or shapes["x"][-1], parts, s, group)
 
-    summed, kept = (words, n) if k is None else (n, words)
+    summed, kept = (words, n) if s.k is None else (n, words)
     taken = {a for axes in (*stack, n, words) for a in axes}
     lead = tuple(
         even(axes, dim) if taken.isdisjoint(axes) else () for axes, dim in zip(held["x"][:-1], shapes["x"])
@@ -77,20 +78,60 @@ def plan(
     entries = max(shape[0] for name, shape in shapes.items() if name not in ("x", "index")) if stacked else 1
     over = stack[0] if stacked else ()
     part = entries // prod(sizes[a] for a in over)
-    return Plan(operands, (*lead, kept), summed, group, k and k // parts, over, entries, part)
+    return Plan(operands, (*lead, kept), summed, group, s.k and s.k // parts, over, entries, part)
 
 
-def _check_parts(k: int, parts: int, op: str, bits: int, group: int | None) -> None:
-    unit = lcm(32 // gcd(bits, 32), group or 1)
+def _check_parts(k: int, parts: int, s: Static, group: int | None) -> None:
+    unit = lcm(32 // gcd(s.bits, 32), group or 1)
     if parts == 1 or k % (parts * unit) == 0:
         return
-    name = "w.packed" if op == "gemv" else "Wq"
+    name = "w.packed" if s.op == "gemv" else "Wq"
     possible = [p for p in range(1, k // unit + 1) if k % (p * unit) == 0] or [1]
     devices = f"{' or '.join(map(str, possible))} device{'s' * (possible != [1])}"
     raise ValueError(
-        f"{op}: {name} must be sharded along K in whole words and groups, multiples of {unit} codes: for K = {k} over "
+        f"{s.op}: {name} must be sharded along K in whole words and groups, multiples of {unit} codes: for K = {k} over "
         f"{devices}; got {parts}"
     )
+
+
+def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Array:
+    """What one device computes: the one whose parts of the sum and of the stack are number at[0] and at[1].
+
+    product: of Operands and Static, on one device.
+    """
+    of_part = s._replace(group=cut.group, k=cut.k)
+    summed = (*cut.summed, *cut.stack)
+    if not summed:
+        return product(o, of_part)
+    if o.bias is not None and cut.summed:
+        # One device adds it for all.
+        o = o._replace(bias=jnp.where(at[0] == 0, o.bias, 0))
+    index = o.index
+    first = at[1] * np.int32(cut.part)
+    if index is not None:
+        here = (index >= first) & (index < first + cut.part)
+        o = o._replace(index=jnp.where(here, index - first, np.int32(-1)))
+    exact = s.out_dtype == jnp.int32
+    y = product(o, of_part._replace(out_dtype=jnp.dtype(jnp.int32 if exact else jnp.float32)))
+    if index is None:
+        y = lax.psum(y, summed)
+    else:
+        # What an index out of range gives is no number to be summed.
+        y = lax.psum(_select(y, index, first, cut.part, 0), summed)
+        bad = np.iinfo(np.int32).min if exact else np.nan
+        y = _select(y, index, np.int32(0), cut.entries, bad)
+    return y.astype(s.out_dtype)
+
+
+# Differentiated, it keeps the index alone: jax cannot bring arrays like the condition out of nested shard_maps.
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def _select(y: Array, index: Array, first, count: int, other) -> Array:
+    """The slices of y whose index is one of `count` from `first` on, and `other` in place of the rest."""
+    return _reference.select((index >= first) & (index < first + count), y, np.asarray(other, y.dtype))
+
+
+def axes_of_kind(mesh, kind: AxisType) -> Axes:
+    return tuple(name for name, its in zip(mesh.axis_names, mesh.axis_types) if its == kind)
 
 
 def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
@@ -122,30 +163,3 @@ def held_by(sharding, shape: tuple[int, ...], mesh: Mesh) -> Dims | None:
         tuple(sorted(filter(start.get, start), key=start.__getitem__, reverse=True)) for start in starts
     )
     return dims if NamedSharding(mesh, spec_of(dims)).is_equivalent_to(sharding, len(shape)) else None
-
-
-def propagation_rule(shapes: Mapping[str, tuple[int, ...]], transposed: bool) -> SdyShardingRule:
-    """Which dimensions are cut alike, for the propagation of shardings."""
-    summed, kept = ("n", "k") if transposed else ("k", "n")
-    stacked = ("s",) if "index" in shapes else ()
-    lead = tuple(f"l{i}" for i in range(len(shapes["x"]) - 1))
-    dims = {
-        "x": (*lead, summed),
-        "index": lead,
-        "packed": (*stacked, "n", "k"),
-        "codebook": (*stacked, "codes"),
-    }
-    factors = {
-        # A dimension of size 1 is cut like no other.
-        name: tuple(
-            factor if size > 1 else f"{name}{i}"
-            for i, (factor, size) in enumerate(zip(dims.get(name, (*stacked, "n", f"{name}groups")), shape))
-        )
-        for name, shape in shapes.items()
-    }
-    sums = {summed, "s"} & {factor for of in factors.values() for factor in of}
-    return SdyShardingRule(
-        tuple(ArrayMapping(*of) for of in factors.values()),
-        (ArrayMapping(*lead, kept),),
-        reduction_factors=tuple(sorted(sums)),
-    )

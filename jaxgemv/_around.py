@@ -1,0 +1,118 @@
+"""The parts around a product: RMSNorm and a permutation before it, scale, bias, activation and residual behind it.
+
+They are one definition for all: the reference, dense weights, and kernels, around which they are composed as long as
+these do not fuse them. In float32, and rounded once at the end.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxgemv._operands import Operands, Static
+
+ACTIVATIONS = {
+    "relu": lambda y: jnp.maximum(y, 0),  # keeps NaN
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "gelu_exact": partial(jax.nn.gelu, approximate=False),
+}
+# Of a weight of 2F rows: act(y[..., :F]) * y[..., F:].
+GATED = {"swiglu": "silu", "geglu": "gelu"}
+
+
+def is_gated(activation: str | None) -> bool:
+    return activation in GATED
+
+
+def has_parts(o: Operands, s: Static) -> bool:
+    return s.activation is not None or any(
+        a is not None for a in (o.norm, o.perm, o.global_scale, o.residual)
+    )
+
+
+def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static) -> Array:
+    """The whole, by a `product` that knows none of the parts."""
+    if not has_parts(o, s):
+        return product(o, s)
+    stack = None if o.index is None else o.stack
+    o, rest = split(o)
+    o = _within(o, before(o, s))
+    if stack is None or o.stack == stack:
+        return after(product(o, inner(s, rest)), rest, s)
+    # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
+    alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
+    y = product(alone, inner(s, rest))
+    valid = ((o.index >= 0) & (o.index < stack)).reshape(*o.index.shape, *(1,) * (y.ndim - o.prefix))
+    return after(jnp.where(valid, y, np.asarray(np.nan, y.dtype)), rest, s)
+
+
+def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
+    """What `compose` asks of the product; of x shape and dtype."""
+    o, rest = split(o)
+    x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if o.norm is None else jnp.dtype(jnp.float32))
+    return _within(o, x), inner(s, rest)
+
+
+def _within(o: Operands, x) -> Operands:
+    return o._replace(x=x, norm=None, perm=None)
+
+
+def split(o: Operands) -> tuple[Operands, Operands]:
+    """(x, the weight and what comes before the product; what comes behind it)"""
+    behind = dict(global_scale=o.global_scale, residual=o.residual, index=o.index)
+    if o.global_scale is not None:  # which does not multiply the bias
+        behind["bias"] = o.bias
+    rest = Operands(x=None, packed=None)._replace(**behind)
+    return o._replace(**{name: None for name in behind if name != "index"}), rest
+
+
+def inner(s: Static, rest: Operands) -> Static:
+    """Of the product inside."""
+    behind = s.activation or rest.global_scale is not None or rest.residual is not None
+    return s._replace(activation=None, eps=0.0, out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype)
+
+
+def before(o: Operands, s: Static) -> Array:
+    """x as the product takes it: normalised, in float32, and in the order of the codes."""
+    x = o.x
+    if o.norm is not None:
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + s.eps)
+        x = x * _entry(o.norm, o, x.ndim).astype(jnp.float32)
+    if o.perm is not None and o.index is None:
+        x = jnp.take(x, o.perm, axis=-1, mode="fill")
+    elif o.perm is not None:
+        perm = jnp.broadcast_to(_entry(o.perm, o, x.ndim), x.shape)
+        x = jnp.take_along_axis(x, perm, axis=-1, mode="fill")
+    return x
+
+
+def after(y: Array, rest: Operands, s: Static) -> Array:
+    """From what the product gives, in float32, to the result."""
+    entry = partial(_entry, o=rest, ndim=y.ndim)
+    if rest.global_scale is not None:
+        y = y * entry(rest.global_scale).astype(jnp.float32)
+    if rest.bias is not None:
+        y = y + entry(rest.bias).astype(jnp.float32)
+    if is_gated(s.activation):
+        gate, up = jnp.split(y, 2, axis=-1)
+        y = ACTIVATIONS[GATED[s.activation]](gate) * up
+    elif s.activation is not None:
+        y = ACTIVATIONS[s.activation](y)
+    if rest.residual is not None:
+        y = y + rest.residual.astype(jnp.float32)
+    return y.astype(s.out_dtype)
+
+
+def _entry(a: Array, o: Operands, ndim: int) -> Array:
+    """A parameter (), (W,), or with index a stack of these, that broadcasts against (*P, *L, W)."""
+    if o.index is None:
+        return a
+    # An index out of range needs no care: the product gives NaN for it.
+    picked = a[jnp.clip(o.index, 0, a.shape[0] - 1)]
+    last = picked.shape[o.prefix :] or (1,)
+    return picked.reshape(*o.index.shape, *(1,) * (ndim - o.prefix - 1), *last)

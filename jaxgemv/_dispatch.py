@@ -1,0 +1,116 @@
+"""Kernel or reference, and why: the one place that asks the tables of kernels."""
+
+import warnings
+from functools import cache
+from math import prod
+
+import jax
+
+from jaxgemv import _around
+from jaxgemv._check import ONE_BYTE
+from jaxgemv._ffi import Kernel, backends
+from jaxgemv._operands import FACTS, Operands, Static
+
+# Up to so many rows for one matrix a kernel is always at least as fast as to dequantise and let XLA multiply.
+# A table may say that it is for more.
+MAX_ROWS = 64
+
+_REQUIRED = {"x", "packed", "scale"}
+
+
+def facts(o: Operands, s: Static) -> set[str]:
+    """All that is given and that a kernel may not take, by the names of its table."""
+    found = o.items().keys() - _REQUIRED
+    if s.activation is not None:
+        found |= {"activation"}
+    if o.scale is not None and o.scale.dtype in ONE_BYTE:
+        found |= {"one_byte_scale"}
+    return found
+
+
+def kernels_for(platform: str, o: Operands, s: Static) -> list[Kernel]:
+    """The rows of the table that take all of it."""
+    if o.scale is None:
+        return []
+    given = facts(o, s)
+    return [k for k in backends[platform].find(s.bits, o.x.dtype, s.k is not None) if given <= k.operands]
+
+
+def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
+    """Why the platform's compiled kernels cannot run these operands; None when they can."""
+    backend = backends[platform]
+    if backend.missing:
+        return f"the {platform} backend is {backend.missing}"
+    if kernels_for(platform, o, s):
+        return None
+    if _around.has_parts(o, s):  # which are composed around a kernel
+        o, s = _around.inside(o, s)
+        return why_no_kernel(platform, o, s)
+    kind = "kernel" if s.k is None else "kernel for gradients"
+    found = [] if o.scale is None else backend.find(s.bits, o.x.dtype, s.k is not None)
+    if found:
+        lacking = facts(o, s) - frozenset().union(*(k.operands for k in found))
+        names = ", ".join(name for name in FACTS if name in lacking) or "these operands together"
+        return f"the {platform} backend has no {kind} that takes {names}"
+    link = "for" if s.k is None else "with"
+    scale = " without scale" if o.scale is None else ""
+    return f"the {platform} backend has no {kind} {link} bits = {s.bits} and x of dtype {o.x.dtype}{scale}"
+
+
+def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: Static) -> str | None:
+    """Why a program that is lowered for `platform` (None: one without kernels) runs the reference; None if it does not.
+
+    Raises NotImplementedError for a named implementation that this leaves out.
+    """
+    if obstacle:
+        reason = obstacle
+    elif platform is None:
+        reason = "this platform has no compiled kernels"
+    elif s.implementation not in (None, platform):
+        reason = f"the program is lowered for {platform}"
+    else:
+        reason = why_no_kernel(platform, o, s)
+    if s.implementation in backends and reason:
+        raise NotImplementedError(f"{s.op}: implementation={s.implementation!r} cannot run: {reason}")
+    if platform == "cuda" and s.implementation is None and backends["cuda"].missing and _has_gpu():
+        _warn_of_slow_gpu()
+    if reason or s.implementation is not None:
+        return reason
+    rows = rows_of(o)
+    # Under jax.export it may be symbolic, and then may be small.
+    if isinstance(rows, int) and rows > (most := most_rows(platform, o, s)):
+        return f"{rows} rows of x are more than {most}"
+    return None
+
+
+def rows_of(o: Operands):
+    """Rows of x that meet one matrix."""
+    return prod(o.x.shape[o.prefix : -1])
+
+
+def shared_rows(platform: str, o: Operands, s: Static) -> int:
+    """The most rows of x that share one read of the weights."""
+    return max((k.rows for k in kernels_for(platform, o, s)), default=0)
+
+
+def most_rows(platform: str, o: Operands, s: Static) -> int:
+    """Rows of x, above which the weight is dequantised and XLA multiplies."""
+    return max(MAX_ROWS, shared_rows(platform, o, s))
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+@cache
+def _warn_of_slow_gpu() -> None:
+    """Once."""
+    warnings.warn(
+        f"jaxgemv._cuda is {backends['cuda'].missing}: on this GPU products dequantise their weights first, which is"
+        " many times slower. Reinstall with JAXGEMV_CUDA=ON; jaxgemv.show_config() says more.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

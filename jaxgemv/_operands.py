@@ -1,0 +1,71 @@
+"""What gemv_p takes: arrays by name, and what is known while tracing."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Operands(NamedTuple):
+    """The arrays of a product, a pytree; None for those there are not. Fields in the order of csrc/operands.h.
+
+    x is (*P, *L, K). Without index, P is empty, and the weight is one matrix: packed (N, words), scale, zero and
+    offset (), (N,) or (N, G), codebook (2^b,), global_scale () or (N,), perm and norm (K,), bias (N,). With index,
+    int32 (*P), each of these has a leading stack dimension, S or 1, and slice p of x meets entry index[p]. That one
+    operand serves layers, experts, and vmap over weights. residual is of the result's shape.
+    """
+
+    x: Any
+    packed: Any  # or, in a dense product, the float weight
+    scale: Any = None
+    zero: Any = None
+    offset: Any = None
+    codebook: Any = None
+    global_scale: Any = None
+    perm: Any = None
+    x_scale: Any = None
+    norm: Any = None
+    bias: Any = None
+    residual: Any = None
+    index: Any = None
+
+    def items(self) -> dict[str, Any]:
+        """Those there are, by name."""
+        return {name: a for name, a in zip(self._fields, self) if a is not None}
+
+    def weight(self) -> dict[str, Any]:
+        """Those that index picks an entry of."""
+        return {name: a for name, a in self.items().items() if name not in PER_ROW}
+
+    @property
+    def prefix(self) -> int:
+        """Leading dimensions of x that say which slice it is: those of index."""
+        return 0 if self.index is None else self.index.ndim
+
+    @property
+    def stack(self) -> int:
+        """With index, the number of entries."""
+        return max(a.shape[0] for a in self.weight().values())
+
+
+# What goes with the rows of x, and not with the weight.
+PER_ROW = ("x", "x_scale", "residual", "index")
+
+# All that a kernel may or may not take, by the names of csrc/operands.h.
+FACTS = (*Operands._fields, "activation", "one_byte_scale")
+
+
+class Static(NamedTuple):
+    """What is known of a product while tracing.
+
+    With k=None it is that with the weight's rows, (*P, *L, N). With k=K it is the transposed one: x is (*P, *L, N),
+    and the result (*P, *L, K). Each is the other's transpose.
+    """
+
+    op: str  # for messages
+    bits: int  # 0: a dense weight
+    group: int | None  # codes that share a scale; None for one group a row
+    out_dtype: np.dtype
+    implementation: str | None = None
+    k: int | None = None
+    activation: str | None = None
+    eps: float = 0.0

@@ -1,0 +1,225 @@
+"""`QuantizedTensor`: a weight as codes and what turns them into numbers."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgemv._check import ONE_BYTE, as_array, as_index, check_bits, check_weight
+from jaxgemv._format import pack, weights
+
+# Arrays of a tensor, in the order of its fields; and those of them that rows of the weight have for themselves.
+ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
+_BY_ROW = ("packed", "scale", "zero", "offset", "global_scale")
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=ARRAYS, meta_fields=("bits", "group_size", "k")
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedTensor:
+    """A weight of shape (..., N, K) stored as b-bit codes; a pytree, so it scans, stacks and shards.
+
+    `w[n, k] = (q[n, k] - zero[n, k // g]) * scale[n, k // g]`, or `q * scale + offset`, or `codebook[q] * scale`.
+    Leading dimensions are stacks (layers, experts), and every array leads with them.
+
+    - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes.
+    - scale: float16, bfloat16, float32, float8_e4m3fn or float8_e8m0fnu; (...,), (..., N) or (..., N, G) with
+      G = ceil(K / g). None only for exact integer products.
+    - zero: float16, bfloat16 or float32, shaped like scale, or an integer array; None means the mid code 2^(b-1), unless
+      `offset` or `codebook` is given.
+    - offset: like zero, instead of it, floats only. codebook: (..., 2^b) float, instead of both.
+    - global_scale: float (...,) or (..., N), multiplies every weight.
+    - perm: int32 (..., K): code k of a row multiplies `x[..., perm[k]]`.
+    - group_size: g, needed only when G g != K. k: K, needed only when the last word is not full.
+
+    `w[i]`, with an integer, a slice or an integer array, is an entry of a stack, or rows of an (N, K) matrix. `x @ w.T`
+    is `jaxgemv.gemv(x, w)`. Leaves may be arrays, tracers, numpy arrays or `jax.ShapeDtypeStruct`s; they are checked
+    where they are used.
+    """
+
+    packed: Array
+    scale: Array | None
+    zero: Array | None = None
+    offset: Array | None = None
+    codebook: Array | None = None
+    global_scale: Array | None = None
+    perm: Array | None = None
+    bits: int
+    group_size: int | None = None
+    k: int | None = None
+
+    __array_ufunc__ = None  # so that numpy's `x @ w.T` asks us
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes: ArrayLike,
+        scale: ArrayLike | None,
+        *,
+        zero: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        codebook: ArrayLike | None = None,
+        global_scale: ArrayLike | None = None,
+        perm: ArrayLike | None = None,
+        bits: int,
+        group_size: int | None = None,
+    ) -> "QuantizedTensor":
+        """From codes (..., N, K), as `jaxgemv.pack` takes them, and the arrays above.
+
+        group_size: needed when G does not divide K, as above. Raises TypeError for dtypes, ValueError for shapes and
+        for codes out of range.
+        """
+        op = "QuantizedTensor.from_codes"
+        check_bits(op, bits)
+        codes = as_array(op, "codes", codes)
+        if codes.ndim < 2:
+            raise ValueError(f"{op}: codes must have shape (..., N, K); got {tuple(codes.shape)}")
+        arrays = {
+            "scale": scale,
+            "zero": zero,
+            "offset": offset,
+            "codebook": codebook,
+            "global_scale": global_scale,
+            "perm": perm,
+        }
+        arrays = {name: None if a is None else as_array(op, name, a) for name, a in arrays.items()}
+        k = codes.shape[-1]
+        w = cls(
+            packed=pack(codes, bits),
+            **arrays,
+            bits=bits,
+            group_size=group_size,
+            k=k if k * bits % 32 else None,
+        )
+        group = check_weight(op, w, k)
+        return dataclasses.replace(w, group_size=group if group and k % group else None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, K)"""
+        size = self.packed.shape[-1] * np.dtype(self.packed.dtype).itemsize
+        return (*self.packed.shape[:-1], self.k or size * 8 // self.bits)
+
+    @property
+    def ndim(self) -> int:
+        return self.packed.ndim
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What `dequantize` gives by default: the dtype of the scale, or float32 where that has one byte."""
+        dtype = np.dtype((self.packed if self.scale is None else self.scale).dtype)
+        return np.dtype(np.float32) if dtype in ONE_BYTE else dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays together: what a gemv reads."""
+        leaves = jax.tree.leaves(self)
+        return sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a in leaves)
+
+    @property
+    def T(self) -> "Transposed":
+        """For `x @ w.T`, which is `jaxgemv.gemv(x, w)`, and nothing else."""
+        return Transposed(self)
+
+    def __matmul__(self, other):
+        raise TypeError("QuantizedTensor: w @ x is not there; write x @ w.T, or jaxgemv.gemv(x, w)")
+
+    def __rmatmul__(self, other):
+        raise TypeError("QuantizedTensor: x @ w is not there; write x @ w.T, or jaxgemv.gemv(x, w)")
+
+    def __getitem__(self, i) -> "QuantizedTensor":
+        """Entries of the leading dimension: of a stack, or rows of a matrix. By an integer array: (*i.shape, ...).
+
+        An index out of range raises IndexError, or while tracing gives NaN weights.
+        """
+        size = self.packed.shape[0]
+        if not isinstance(i, slice):
+            i = _checked(i, size)
+        arrays = {name: a for name in ARRAYS if (a := getattr(self, name)) is not None}
+        if self.ndim > 2:
+            return dataclasses.replace(self, **{name: _take(a, i) for name, a in arrays.items()})
+        if self.ndim < 2:
+            raise ValueError(f"QuantizedTensor: a single row cannot be indexed; got shape {self.shape}")
+        # Rows: what they share stays as it is, or is repeated where they become a stack.
+        lead = () if isinstance(i, slice) else i.shape[:-1]
+        for name, a in arrays.items():
+            if name == "scale" and a.ndim == 0:  # where an index out of range is seen
+                a = jnp.broadcast_to(a, (size,))
+            if name in _BY_ROW and a.ndim:
+                arrays[name] = _take(a, i)
+            elif lead:
+                arrays[name] = jnp.broadcast_to(a, (*lead, *a.shape))
+        return dataclasses.replace(self, **arrays)
+
+    def dequantize(self, dtype: DTypeLike | None = None) -> Array:
+        return dequantize(self, dtype)
+
+
+class Transposed:
+    """`w.T`: the right side of `x @ w.T`."""
+
+    __array_ufunc__ = None
+    # What that calls. `_ops` sets it, since imports go one way.
+    gemv: Callable[[Any, QuantizedTensor], Array]
+
+    def __init__(self, w: QuantizedTensor):
+        self.T = w
+        self.shape = (*w.shape[:-2], *w.shape[:-3:-1])
+        self.dtype = w.dtype
+
+    def __rmatmul__(self, x: ArrayLike) -> Array:
+        return Transposed.gemv(x, self.T)
+
+    def __matmul__(self, other):
+        raise TypeError("QuantizedTensor: w.T can only be the right side of x @ w.T")
+
+
+def _checked(i, size: int):
+    """An integer or integer array, in range as far as that can be seen."""
+    op = "QuantizedTensor"
+    if isinstance(i, bool | tuple | str | float) or i is None or i is Ellipsis:
+        raise TypeError(f"{op}: index must be an integer, a slice or an integer array; got {i!r}")
+    i = as_index(op, i, size)
+    if not isinstance(i, Tracer) and not ((np.asarray(i) >= -size) & (np.asarray(i) < size)).all():
+        raise IndexError(f"{op}: index must lie in [{-size}, {size}); got {np.asarray(i)}")
+    return i
+
+
+def _take(a, i):
+    if isinstance(a, jax.ShapeDtypeStruct):
+        return jax.eval_shape(lambda a: _take(a, i), a)
+    if isinstance(i, slice) or (isinstance(a, np.ndarray) and not isinstance(i, Array)):
+        return a[i]
+    return jnp.asarray(a).at[i].get(mode="fill")
+
+
+def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
+    """The float weight (..., N, K), in x's order, computed in float32 and rounded once to `dtype` (`w.dtype` if None)."""
+    if w.scale is None:
+        raise TypeError("dequantize: w.scale must be an array; got None")
+    k = w.shape[-1]
+    group = check_weight("dequantize", w, k, "w.", least=1)
+    arrays = {name: getattr(w, name) for name in ("packed", "scale", "zero", "offset", "codebook")}
+    weight = weights(**arrays, bits=w.bits, group=group, k=k)
+    if w.global_scale is not None:
+        scale = jnp.asarray(w.global_scale).astype(jnp.float32)
+        weight = weight * scale.reshape(*scale.shape, *(1,) * (weight.ndim - scale.ndim))
+    if w.perm is not None:
+        weight = _in_order(weight, jnp.asarray(w.perm))
+    return weight.astype(w.dtype if dtype is None else dtype)
+
+
+def _in_order(weight: Array, perm: Array) -> Array:
+    """Column k of the codes goes to column perm[k]; those that go to the same one add up, as their products do."""
+    if perm.ndim > 1:
+        return jax.vmap(_in_order)(weight, perm)
+    return jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop")

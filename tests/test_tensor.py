@@ -1,0 +1,331 @@
+"""QuantizedTensor: how it is made, indexed and multiplied by; one-byte scales, global scales and permutations."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, Problem, make, unpack_bits
+from tolerance import assert_equal
+
+from jaxgemv import QuantizedTensor, dequantize, gemv, pack
+
+CASE = Case(3, 6, 48, 16, "zero")
+E4M3, E8M0 = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
+
+
+@pytest.fixture
+def p(rng):
+    return make(rng, 4, "float32", CASE, exact=True)
+
+
+def codes_of(p: Problem) -> np.ndarray:
+    return unpack_bits(p.packed, p.bits, p.k)
+
+
+# from_codes
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, jnp.uint4])
+@pytest.mark.parametrize(("k", "group"), [(48, 16), (45, 16), (45, 48), (45, "row")])
+def test_from_codes(k, group, dtype, rng):
+    p = make(rng, 4, "float32", Case(3, 6, k, group, "zero"), exact=True)
+    size = p.group if isinstance(group, int) else None
+    w = QuantizedTensor.from_codes(codes_of(p).astype(dtype), p.scale, zero=p.zero, bits=4, group_size=size)
+    assert_equal(w.packed, jnp.asarray(p.packed))
+    # The static fields hold only what the arrays cannot tell.
+    assert (w.group_size, w.k) == (16 if (k, group) == (45, 16) else 48 if group == 48 else None, w.k)
+    assert w.k == (k if k % 8 else None)
+    assert w.shape == (6, k)
+    np.testing.assert_array_equal(gemv(p.x, w), p.answer())
+
+
+def test_from_signed_codes(rng):
+    """As pack takes them: int8, int4 and int2 hold values around zero."""
+    codes = rng.integers(-8, 8, (6, 64)).astype(np.int8)
+    w = QuantizedTensor.from_codes(codes, np.float32(0.5), bits=4)
+    np.testing.assert_array_equal(w.dequantize(), 0.5 * codes)
+
+
+def test_from_codes_with_everything(rng):
+    codes = rng.integers(0, 16, (2, 6, 64))
+    arrays = {
+        "codebook": rng.standard_normal((2, 16)).astype(np.float32),
+        "global_scale": np.float32([0.5, 2]),
+        "perm": np.stack([rng.permutation(64) for _ in range(2)]).astype(np.int32),
+    }
+    scale = rng.uniform(0.5, 2, (2, 6, 4)).astype(np.float32)
+    w = QuantizedTensor.from_codes(codes, scale, **arrays, bits=4)
+    weight = np.take_along_axis(arrays["codebook"][:, None], codes, axis=-1) * np.repeat(scale, 16, -1)
+    expected = np.empty_like(weight)
+    for s in range(2):
+        expected[s][:, arrays["perm"][s]] = weight[s] * arrays["global_scale"][s]
+    np.testing.assert_allclose(w.dequantize(), expected, rtol=1e-6)
+    np.testing.assert_array_equal(w[1].dequantize(), w.dequantize()[1])
+
+
+FROM_CODES = (
+    (TypeError, "pack: codes must be integers; got float32", {"codes": np.zeros((6, 64), np.float32)}),
+    (TypeError, "QuantizedTensor.from_codes: codes must be an array; got NoneType", {"codes": None}),
+    (
+        ValueError,
+        "QuantizedTensor.from_codes: codes must have shape (..., N, K); got (64,)",
+        {"codes": np.zeros(64, int)},
+    ),
+    (
+        ValueError,
+        "pack: 4-bit codes of dtype int64 must lie in [0, 15]; got [16, 16]",
+        {"codes": np.full((6, 64), 16)},
+    ),
+    (
+        ValueError,
+        "QuantizedTensor.from_codes: scale must have shape (), (6,) or (6, G); got (5,)",
+        {"scale": np.ones(5, np.float32)},
+    ),
+    (
+        ValueError,
+        "QuantizedTensor.from_codes: bits must be an integer from 1 to 8; got 9",
+        {"bits": 9},
+    ),
+    (
+        ValueError,
+        "QuantizedTensor.from_codes: scale has 5 groups, which do not divide K = 64: give group_size=",
+        {"scale": np.ones((6, 5), np.float32)},
+    ),
+    (
+        ValueError,
+        "QuantizedTensor.from_codes: perm must have shape (64,); got (6,)",
+        {"perm": np.arange(6)},
+    ),
+    (
+        TypeError,
+        "QuantizedTensor.from_codes: perm must be int32; got float32",
+        {"perm": np.zeros(64, np.float32)},
+    ),
+    (
+        ValueError,
+        "QuantizedTensor.from_codes: global_scale must have shape () or (6,); got (2,)",
+        {"global_scale": np.ones(2, np.float32)},
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "change"), FROM_CODES, ids=[text[:60] for _, text, _ in FROM_CODES]
+)
+def test_from_codes_refuses(error, text, change):
+    arguments = {"codes": np.zeros((6, 64), int), "scale": np.ones(6, np.float32), "bits": 4} | change
+    with pytest.raises(error, match="^" + re.escape(text) + "$"):
+        QuantizedTensor.from_codes(arguments.pop("codes"), arguments.pop("scale"), **arguments)
+
+
+# w[i]
+
+
+@pytest.fixture(params=["mid", "zero", "offset", "codebook"])
+def matrix(request, rng):
+    p = make(rng, 4, "float32", CASE._replace(form=request.param.replace("codebook", "mid")), exact=True)
+    fields = {"global_scale": 2.0 ** rng.integers(-2, 3, 6).astype(np.float32)}
+    fields["perm"] = rng.permutation(48).astype(np.int32)
+    if request.param == "codebook":
+        fields["codebook"] = rng.integers(-8, 8, 16).astype(np.float32)
+    return dataclasses.replace(p.tensor, **fields)
+
+
+ROWS = [3, -1, slice(1, 4), slice(None, None, -2), np.array([5, 0, 0]), [2, 4], np.array([[1, 2], [0, -6]]), np.int32(2)]
+
+
+@pytest.mark.parametrize("on", ["numpy", "jax", "jit"])
+@pytest.mark.parametrize("i", ROWS, ids=str)
+def test_rows_of_a_matrix(matrix, i, on):
+    """An embedding: w[tokens].dequantize() without the rest of the table."""
+    expected = np.asarray(matrix.dequantize())[np.asarray(i) if not isinstance(i, slice) else i]
+    if on != "numpy":
+        matrix = jax.tree.map(jnp.asarray, matrix)
+    if on == "jit" and not isinstance(i, slice):
+        rows = jax.jit(lambda w, i: w[i])(matrix, jnp.asarray(i))
+    else:
+        rows = matrix[i]
+    assert rows.shape == expected.shape
+    np.testing.assert_array_equal(rows.dequantize(), expected)
+    if rows.ndim == 2:
+        x = np.ones((2, 48), np.float32)
+        np.testing.assert_array_equal(gemv(x, rows), x @ expected.T)
+
+
+def test_parameters_of_the_whole_matrix(rng):
+    """scale (): rows share it, and each row of a stack of rows has it."""
+    p = make(rng, 4, "float32", Case(1, 6, 48, "tensor"), exact=True)
+    ids = np.array([[1, 2, 3], [0, 5, 5]])
+    np.testing.assert_array_equal(p.tensor[ids].dequantize(), p.weight()[ids])
+    np.testing.assert_array_equal(p.tensor[2].dequantize(), p.weight()[2])
+
+
+def test_entries_of_a_stack(rng):
+    problems = [make(rng, 4, "float32", CASE, exact=True) for _ in range(4)]
+    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    weights = np.stack([p.weight() for p in problems])
+    for i in (2, -1, slice(1, 3), np.array([3, 0]), np.array([[1], [2]])):
+        np.testing.assert_array_equal(w[i].dequantize(), weights[i])
+    x = problems[0].x
+    np.testing.assert_array_equal(gemv(x, w[1:3], index=1), x @ weights[2].T)
+
+
+def test_shapes_alone():
+    """ShapeDtypeStructs, as checkpoints are restored into."""
+    arrays = {"packed": jnp.uint32, "scale": jnp.float32}
+    shapes = {"packed": (5, 6, 8), "scale": (5, 6, 4)}
+    w = QuantizedTensor(**{n: jax.ShapeDtypeStruct(shapes[n], d) for n, d in arrays.items()}, bits=4)
+    assert w[1].shape == (6, 64)
+    assert w[1:3].shape == (2, 6, 64)
+    assert w[1][np.array([0, 2])].shape == (2, 64)
+
+
+def test_out_of_range(matrix):
+    """What can be seen at once is refused, the rest is NaN, and never another row."""
+    for bad in (6, -7, np.array([0, 6]), 2**32 + 1, np.int64(2**32)):
+        with pytest.raises(IndexError, match=r"QuantizedTensor: index must lie in \[-6, 6\); got"):
+            matrix[bad]
+    rows = jax.jit(lambda w, i: w[i].dequantize())(matrix, jnp.array([0, 6, -7]))
+    assert np.isfinite(rows[0]).all()
+    assert np.isnan(rows[1:]).all()
+
+
+@pytest.mark.parametrize("bad", [None, ..., True, 1.0, (0, 1), "0", np.array([True, False])], ids=str)
+def test_index_of_another_type(matrix, bad):
+    with pytest.raises(TypeError, match=r"QuantizedTensor: index must be"):
+        matrix[bad]
+
+
+def test_a_row_is_no_matrix(matrix):
+    with pytest.raises(ValueError, match=re.escape("QuantizedTensor: a single row cannot be indexed; got shape (48,)")):
+        matrix[0][0]
+    with pytest.raises(ValueError, match=re.escape("gemv: w.packed must have shape (..., N, words); got (6,)")):
+        gemv(np.ones(48, np.float32), matrix[0])
+
+
+# x @ w.T
+
+
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray])
+def test_matmul(p, as_array):
+    y = as_array(p.x) @ p.tensor.T
+    assert isinstance(y, jax.Array)
+    np.testing.assert_array_equal(y, p.answer())
+    np.testing.assert_array_equal(jax.jit(lambda x, w: x @ w.T)(p.x, p.tensor), p.answer())
+    assert p.tensor.T.shape == (48, 6)
+    assert p.tensor.T.T.shape == (6, 48)
+
+
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray])
+def test_matmul_the_other_way(p, as_array):
+    x, w = as_array(p.x), p.tensor
+    for f in (lambda: x @ w, lambda: w @ x, lambda: w.T @ x, lambda: w @ w, lambda: w.T @ w.T):
+        with pytest.raises(TypeError, match=r"QuantizedTensor: .* x @ w\.T"):
+            f()
+
+
+# one-byte scales, global scales, permutations
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E8M0], ids=lambda d: jnp.dtype(d).name)
+def test_one_byte_scale(dtype, rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    w = dataclasses.replace(p.tensor, scale=p.scale.astype(dtype))  # powers of two
+    p = dataclasses.replace(p, scale=np.abs(p.scale))
+    w = dataclasses.replace(w, scale=p.scale.astype(dtype))
+    assert w.dtype == np.float32
+    assert w.dequantize().dtype == np.float32
+    np.testing.assert_array_equal(w.dequantize(), p.weight())
+    np.testing.assert_array_equal(gemv(p.x, w), p.answer())
+    np.testing.assert_array_equal(jax.jit(gemv)(p.x.astype(jnp.bfloat16), w), p.answer().astype(jnp.bfloat16))
+    with pytest.raises(NotImplementedError, match="no kernel that takes one_byte_scale"):
+        gemv(p.x, w, implementation="cpu")
+
+
+def test_special_values_of_one_byte_scales():
+    """Byte 255 of e8m0 is NaN, and so is 0x7f of e4m3. (Byte 0, 2^-127, XLA's CPU programs flush to zero.)"""
+    w = QuantizedTensor(packed=pack(np.full((3, 64), 9), 4), scale=np.uint8([1, 127, 255]).view(E8M0), bits=4)
+    x = np.full((1, 64), 2.0**100, np.float32)
+    np.testing.assert_array_equal(gemv(x, w)[0], np.float32([64 * 2.0**-26, 64 * 2.0**100, np.nan]))
+    w = dataclasses.replace(w, scale=np.uint8([1, 0x38, 0x7F]).view(E4M3))
+    np.testing.assert_array_equal(gemv(np.ones((1, 64), np.float32), w)[0], [64 * 2.0**-9, 64, np.nan])
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E8M0], ids=lambda d: jnp.dtype(d).name)
+def test_gradient_with_a_one_byte_scale(dtype, rng):
+    """It has no room for one: x, global_scale and the rest have theirs."""
+    p = make(rng, 4, "float32", CASE, exact=True)
+    w = dataclasses.replace(
+        p.tensor, scale=np.abs(p.scale).astype(dtype), global_scale=np.float32(2), zero=None
+    )
+    w = jax.tree.map(jnp.asarray, w)
+
+    def loss(x, w):
+        return gemv(x, w).sum()
+
+    dx, dw = jax.grad(loss, (0, 1), allow_int=True)(jnp.asarray(p.x), w)
+    weight = np.asarray(dataclasses.replace(w, global_scale=None).dequantize(), np.float64)
+    np.testing.assert_array_equal(dx, np.broadcast_to(2 * weight.sum(0), p.x.shape))
+    np.testing.assert_array_equal(dw.global_scale, (p.x @ weight.T).sum())
+    assert dw.scale.dtype == dtype
+    if dtype == E4M3:  # e8m0 has no zero
+        np.testing.assert_array_equal(dw.scale.astype(np.float32), 0)
+    _, t = jax.jvp(lambda x: loss(x, w), (jnp.asarray(p.x),), (jnp.ones_like(p.x),))
+    np.testing.assert_array_equal(t, 2 * 3 * weight.sum())
+
+
+@pytest.mark.parametrize("shape", [(), (6,)])
+def test_global_scale(shape, backend, rng):
+    p = make(rng, 4, "float32", CASE._replace(bias=True), exact=True)
+    scale = np.float32(2.0) ** rng.integers(-2, 3, shape).astype(np.float32)
+    w = dataclasses.replace(p.tensor, global_scale=scale)
+    expected = p.x @ (p.weight() * np.reshape(scale, (-1, 1))).T + p.bias
+    np.testing.assert_array_equal(gemv(p.x, w, bias=p.bias, implementation=backend), expected)
+
+
+def test_stack_of_global_scales_and_permutations(backend, rng):
+    problems = [make(rng, 4, "float32", CASE, exact=True) for _ in range(3)]
+    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    perm = np.stack([rng.permutation(48) for _ in range(3)]).astype(np.int32)
+    x, ids = problems[0].x, np.array([2, 0, 3], np.int32)
+    for scale in (np.float32([1, 2, 4]), rng.integers(1, 4, (3, 6)).astype(np.float32)):
+        stack = dataclasses.replace(w, global_scale=scale, perm=perm)
+        y = gemv(x, stack, index=ids, implementation=backend)
+        for row in range(2):
+            i = ids[row]
+            weight = problems[i].weight() * np.reshape(scale[i], (-1, 1))
+            np.testing.assert_array_equal(y[row], x[row][perm[i]] @ weight.T)
+        assert np.isnan(y[2]).all()
+
+
+def test_perm(backend, rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    perm = rng.permutation(48).astype(np.int32)
+    w = dataclasses.replace(p.tensor, perm=perm)
+    expected = p.x[:, perm] @ p.weight().T
+    np.testing.assert_array_equal(gemv(p.x, w, implementation=backend), expected)
+    np.testing.assert_array_equal(p.x @ np.asarray(dequantize(w)).T, expected)
+    grad = jax.grad(lambda x: gemv(x, w, implementation=backend).sum())(jnp.asarray(p.x))
+    np.testing.assert_array_equal(grad, np.broadcast_to(np.asarray(dequantize(w)).sum(0), grad.shape))
+
+
+def test_a_stack_leads_every_leaf(rng):
+    """One codebook for all would break scan and vmap, which take an entry of every leaf."""
+    packed, scale = np.zeros((3, 6, 6), np.uint32), np.ones(3, np.float32)
+    x = np.ones(48, np.float32)
+    for field, shape, expected in (("codebook", (16,), "(3, 16)"), ("perm", (48,), "(3, 48)")):
+        array = np.zeros(shape, np.int32 if field == "perm" else np.float32)
+        w = QuantizedTensor(packed=packed, scale=scale, **{field: array}, bits=4)
+        text = re.escape(f"{field} must have shape {expected}, one for each entry of the stack; got {shape}")
+        with pytest.raises(ValueError, match=text):
+            gemv(x, w, index=0)
+        with pytest.raises(ValueError, match=text):
+            w.dequantize()
+    book = np.arange(16, dtype=np.float32)
+    w = QuantizedTensor(packed=packed, scale=scale, codebook=np.stack([book, book + 1, book + 2]), bits=4)
+    expected = [[48 * i] * 6 for i in range(3)]
+    np.testing.assert_array_equal(jax.lax.scan(lambda c, w: (c, gemv(x, w)), 0, w)[1], expected)
+    np.testing.assert_array_equal(jax.vmap(lambda w: gemv(x, w))(w), expected)
