@@ -78,7 +78,7 @@ struct Operands {
   }
 };
 
-// One compiled kernel, as Python and the README's support matrix see it.
+// One compiled kernel, as Python and the table of docs/kernels.md see it.
 struct KernelInfo {
   const char* name;
   int bits;

@@ -1,4 +1,4 @@
-"""docs/jax.md: every claim leads to a test that exists, and its code runs."""
+"""docs/transformations.md: every claim leads to a test that exists, and its code runs."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs/jax.md"
+PAGE = Path(__file__).parent.parent / "docs/transformations.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the docs are not beside the tests")
 
 
