@@ -3,11 +3,7 @@
 import json
 from pathlib import Path
 
-FORMATS = (
-    "int4",
-    "bf16",
-    "f32",
-)  # drawn; of a system's formats of one name, and of its types of x, the fastest
+FORMATS = "int4", "bf16", "f32"  # drawn; of each system the fastest, whatever its groups and its type of x
 _LONGEST = 6  # bars are cut at so many times jaxgemv's
 _OURS, _FLOAT, _OTHER = "#0b6e99", "#b9b9b9", "#e0a458"
 
