@@ -7,7 +7,7 @@
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
 - `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that accepts a problem, beside the one that is chosen
 - `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch and llama.cpp
-- `python -m bench --plot FILE.json`: draws an earlier result again
+- `python -m bench --plot FILE.json`: draws an earlier result again, with --shapes the shapes that you name
 """
 
 import argparse
@@ -51,7 +51,7 @@ _MEASURE = {
 def main() -> None:
     args = _arguments()
     if args.plot:
-        print(_plot(args.plot))
+        print(_plot(args.plot, args.shapes))
         return
     # JAX takes its share of the GPU at once; torch needs the rest.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
@@ -123,9 +123,9 @@ def _tune(device, plan, args) -> None:
     Console(width=None if Console().is_terminal else 180).print(tune.table(results))
 
 
-def _plot(path: Path) -> str:
-    picture = plot.draw(path)
-    return f"plot: {picture}" if picture else "no plot: matplotlib is not installed"
+def _plot(path: Path, shapes: list[tuple[int, int]] | None = None) -> str:
+    picture = plot.draw(path, shapes)
+    return f"plot: {picture}" if picture else "no plot: no matplotlib, or nothing to draw"
 
 
 def _floor(device, plan, cells):

@@ -10,9 +10,6 @@ import pytest
 
 from jaxgemv._ffi import backends, cpu_levels, set_cpu_level
 
-# For the tests of sharding; all others run on the first.
-jax.config.update("jax_num_cpu_devices", 8)
-
 
 class KernelParam(NamedTuple):
     """Rows of a backend's kernel table, as far as a test can choose among them; "xla" is the reference."""

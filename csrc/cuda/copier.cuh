@@ -9,7 +9,7 @@ namespace jaxgemv::cuda::stream {
 
 constexpr int kTileN = 16;
 // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait
-// longer (H200, int4, M = 1; 2, 3 and 4 tried, docs/kernel-notes.md).
+// longer (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md).
 constexpr int kStages = 2;
 
 // How scale and shift lie: one for each row of the weights; or 16-bit ones for each group of a

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kTilesM == 1 ? 2 : 1)
 
 // Warps of a CTA: 8 finish a tile sooner, 4 let more tiles run at once. Each wave of CTAs costs its
 // rounds and about one more for its start and end. (On an H200, int4 M = 1, this picks the better
-// of the two for each shape of `python -m bench`; other counts were slower: docs/kernel-notes.md.)
+// of the two for each shape of `python -m bench`; other counts were slower: docs/cuda-notes.md.)
 inline int choose_warps(Index tiles, Index rounds, int resident_warps) {
   int device = 0, sms = 1;
   cudaGetDevice(&device);

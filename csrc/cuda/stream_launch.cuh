@@ -129,7 +129,7 @@ struct Stream {
     job.slices = (spans + most_warps - 1) / most_warps;
     const int warps = (spans + job.slices - 1) / job.slices;
     // A CTA prepares x anew, so where 8 warps an SM are reached, more CTAs must have 96 rows each
-    // (H200, int2, M = 1, the shapes of docs/kernel-notes.md: 72 rows are slower, 108 faster).
+    // (H200, int2, M = 1, the shapes of docs/cuda-notes.md: 72 rows are slower, 108 faster).
     const int ctas_an_sm =
         std::min({std::max({job.N / (sms * 96), 8 / warps, 1}), most_warps / warps,
                   shared_bytes / (kReserved + warps * least_bytes)});

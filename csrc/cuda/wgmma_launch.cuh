@@ -36,7 +36,7 @@ const std::array<int, kMaxRanks + 1>& resident_clusters() {
 
 // CTAs that share K: waves of clusters, each as long as its chunks and about four more for its
 // start and end. (On an H200 this picks the best or, once, the second best for M = 64 of the eight
-// shapes in docs/kernel-notes.md.)
+// shapes in docs/cuda-notes.md.)
 inline int choose_ranks(const std::array<int, kMaxRanks + 1>& clusters, Index tiles, Index chunks) {
   const auto cost = [&](int ranks) {
     return ceil_div(tiles, clusters[ranks]) * (4 + ceil_div(chunks, ranks));
