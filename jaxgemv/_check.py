@@ -22,7 +22,7 @@ def as_array(op: str, name: str, a) -> Array:
             return jnp.asarray(a)
     except (TypeError, ValueError):
         pass
-    raise TypeError(f"{op}: {name} must be an array; got {type(a).__name__}")
+    raise TypeError(f"{op}: {name} must be an array; got {None if a is None else type(a).__name__}")
 
 
 def names_of(dtypes) -> str:
@@ -47,7 +47,8 @@ def as_index(op: str, index, size: int) -> Array | np.ndarray:
     if limits.bits > 16 and index.dtype != jnp.int32:
         # 2^32 + 1 would become 1.
         inside = (index < size) if limits.min == 0 else (index >= -size) & (index < size)
-        index = (jnp if isinstance(index, Array) else np).where(inside, index, np.iinfo(np.int32).min)
+        where = jnp.where if isinstance(index, Array) else np.where
+        index = where(inside, where(inside, index, 0).astype(np.int32), np.iinfo(np.int32).min)
     return index.astype(np.int32)
 
 
@@ -136,12 +137,13 @@ def _check_parameter(op: str, name: str, array, w: "QuantizedTensor") -> int:
     integer = jnp.issubdtype(array.dtype, jnp.integer)
     allowed = (*FLOATS, *ONE_BYTE) if name.endswith("scale") else FLOATS
     if array.dtype not in allowed and not (integer and name.endswith("zero")):
-        swapped = " (zero and scale may be swapped)" if integer and name.endswith("scale") else ""
-        text = names_of(FLOATS)
-        if name.endswith("scale"):
-            text += f", {names_of(ONE_BYTE)}"
-        elif name.endswith("zero"):
+        text, swapped = names_of(FLOATS), ""
+        if name.endswith("zero"):
             text = f"{', '.join(jnp.dtype(d).name for d in FLOATS)} or an integer dtype"
+        elif name.endswith("scale") and integer:
+            swapped = " (zero and scale may be swapped)"
+        elif name.endswith("scale"):
+            text += f", {names_of(ONE_BYTE)}"
         raise TypeError(f"{op}: {name} must be {text}; got {array.dtype}{swapped}")
     lead, n = tuple(w.packed.shape[:-2]), tuple(w.packed.shape[-2:-1])
     shape = tuple(array.shape)

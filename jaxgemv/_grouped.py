@@ -45,7 +45,7 @@ def in_tiles(
 ) -> Array:
     """`call(x, index)`, of x (B, M, K) and index (B,), by way of tiles of `size` slices.
 
-    An index out of range has no tile, and gives NaN (or the least integer) as in `call`. Memory grows with x, not with the square of B.
+    An index out of range has no tile, and gives NaN, or the least integer, as in `call`. Memory grows with x.
     """
     batch, rows, k = x.shape
     tiles = _tiles(batch, stack, size)

@@ -63,7 +63,8 @@ def gemv(
     - w: a `QuantizedTensor`, or a dense float array (N, K).
     - index: integers, for w with a leading stack dimension (S, N, K): which entry each slice of x meets, a scalar
       (a layer), one per row of x (an expert), or any leading part of x's shape. Out of range gives NaN.
-    - norm: float (K,); x becomes `x * rsqrt(mean(x^2) + eps) * norm` first (RMSNorm), in float32. With index also (S, K).
+    - norm: float (K,); x becomes `x * rsqrt(mean(x^2) + eps) * norm` first (RMSNorm), in float32. With index also
+      (S, K).
     - bias: float (N,), added in float32. With index also (S, N).
     - activation: "relu", "silu", "gelu" (by tanh) or "gelu_exact" of the sum; or "swiglu", "geglu" for a w of 2 F rows:
       `silu(y[..., :F]) * y[..., F:]`, or gelu, (..., F).

@@ -167,7 +167,9 @@ def _transpose(ct, *args, tree, s: Static):
         {"norm"} if "norm" in named and "x" in unknown else set()
     )
     if bent:
-        raise ValueError(f"{s.op}: with {' and '.join(sorted(bent))} it is not linear in {', '.join(unknown)}")
+        raise ValueError(
+            f"{s.op}: with {' and '.join(sorted(bent))} it is not linear in {', '.join(unknown)}"
+        )
     # Where it is linear in one of them it does not depend on what the others are.
     o = Operands(**{name: _zeros(unknown[name]) if name in unknown else a for name, a in named.items()})
     cotangents = {}

@@ -124,7 +124,9 @@ def select(valid: Array, y: Array, other) -> Array:
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, other)
 
 
-def _integer_product(x: Array, packed: Array, zero: Array | None = None, *, bits: int, group: int | None) -> Array:
+def _integer_product(
+    x: Array, packed: Array, zero: Array | None = None, *, bits: int, group: int | None
+) -> Array:
     """The exact int32 sum of x * (q - zero)."""
     k = x.shape[-1]
     q = unpack(packed, bits, k).astype(jnp.int32)

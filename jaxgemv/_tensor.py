@@ -21,9 +21,7 @@ ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm
 _BY_ROW = ("packed", "scale", "zero", "offset", "global_scale")
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=ARRAYS, meta_fields=("bits", "group_size", "k")
-)
+@partial(jax.tree_util.register_dataclass, data_fields=ARRAYS, meta_fields=("bits", "group_size", "k"))
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedTensor:
     """A weight of shape (..., N, K) stored as b-bit codes; a pytree, so it scans, stacks and shards.
@@ -34,8 +32,8 @@ class QuantizedTensor:
     - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes.
     - scale: float16, bfloat16, float32, float8_e4m3fn or float8_e8m0fnu; (...,), (..., N) or (..., N, G) with
       G = ceil(K / g). None only for exact integer products.
-    - zero: float16, bfloat16 or float32, shaped like scale, or an integer array; None means the mid code 2^(b-1), unless
-      `offset` or `codebook` is given.
+    - zero: float16, bfloat16 or float32, shaped like scale, or an integer array; None means the mid code 2^(b-1),
+      unless `offset` or `codebook` is given.
     - offset: like zero, instead of it, floats only. codebook: (..., 2^b) float, instead of both.
     - global_scale: float (...,) or (..., N), multiplies every weight.
     - perm: int32 (..., K): code k of a row multiplies `x[..., perm[k]]`.
@@ -203,7 +201,7 @@ def _take(a, i):
 
 
 def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
-    """The float weight (..., N, K), in x's order, computed in float32 and rounded once to `dtype` (`w.dtype` if None)."""
+    """The float weight (..., N, K) in x's order, computed in float32, rounded once to `dtype` (default: `w.dtype`)."""
     if w.scale is None:
         raise TypeError("dequantize: w.scale must be an array; got None")
     k = w.shape[-1]

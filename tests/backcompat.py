@@ -2,10 +2,10 @@
 
     python tests/backcompat.py      # writes data/<target>.mlirbc and data/<target>.npz
 
-To be run once for each target that a release brings (TARGET in _ffi.py; `jaxgemv_gemv_v1` when 0.1.0 is released), with
-the oldest jax that we support and both backends built, and its files never changed again. Until then data/ is not there,
-and the call may change. What is kept is StableHLO, which XLA reads for five years and more; files of jax.export, which
-are StableHLO inside, JAX itself refuses after half a year.
+To be run once for each target that a release brings (TARGET in _ffi.py; `jaxgemv_gemv_v1` when 0.1.0 is released),
+with the oldest jax that we support and both backends built, and its files never changed again. Until then data/ is not
+there, and the call may change. What is kept is StableHLO, which XLA reads for five years and more; files of
+jax.export, which are StableHLO inside, JAX itself refuses after half a year.
 """
 
 import dataclasses

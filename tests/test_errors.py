@@ -1,5 +1,6 @@
 """Every mistake is a Python exception while tracing, and says operation, argument, expected, got."""
 
+import dataclasses
 import re
 
 import jax
@@ -231,6 +232,24 @@ def test_dense():
         gemv(jnp.zeros(64), {})
     with pytest.raises(NotImplementedError, match="the cpu backend has no kernel for dense weights"):
         gemv(jnp.zeros(64), jnp.zeros((6, 64)), implementation="cpu")
+
+
+@pytest.mark.parametrize("given", [None, "a"], ids=str)
+def test_no_array(given):
+    x, scale, got = jnp.ones((2, 64)), jnp.ones(6), None if given is None else "str"
+    w = QuantizedTensor(packed=jnp.zeros((6, 8), u32), scale=scale, bits=4)
+    expected = "must be a QuantizedTensor or a float array" if given is None else "must be an array"
+    for f, text in (
+        (lambda a: gemv(x, a), f"gemv: w {expected}"),
+        (lambda a: gemv(a, w), "gemv: x must be an array"),
+        (lambda a: gemv_int4(x, a, None, scale), "gemv_int4: Wq must be an array"),
+        (lambda a: gemv(x, dataclasses.replace(w, packed=a)), "gemv: w.packed must be an array"),
+        (lambda a: jaxgemv.pack(a, 4), "pack: codes must be an array"),
+        (lambda a: jaxgemv.unpack(a, 4, 8), "unpack: packed must be an array"),
+        (lambda a: jaxgemv.quantize(a), "quantize: weight must be an array"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"{text}; got {got}") + r"(\n|$)"):
+            f(given)
 
 
 def test_every_function_names_itself():

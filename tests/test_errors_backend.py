@@ -1,10 +1,11 @@
 """An implementation that cannot run is an error, never a silent fall-back."""
 
 import jax
+import jax.export
 import pytest
 from test_errors import SCALE, WQ, ZERO, X, a, check, i8, tensor
 
-from jaxgemv import gemv, gemv_int4
+from jaxgemv import EXPORT_CHECKS, _dispatch, gemv, gemv_int4
 from jaxgemv._ffi import TARGET, Backend, backends
 
 
@@ -21,6 +22,32 @@ def test_cuda_without_a_gpu(monkeypatch):
     traced = jax.jit(lambda *args: gemv_int4(*args, implementation="cuda")).trace(X, WQ, ZERO, SCALE)
     with pytest.raises(NotImplementedError, match=text):
         traced.lower(lowering_platforms=("cpu",))
+
+
+def test_export_for_cuda_without_a_gpu(monkeypatch):
+    """By name too: whether there is a device is for the machine that runs it."""
+    monkeypatch.setitem(backends, "cuda", backends["cpu"])
+    f = jax.jit(lambda *args: gemv_int4(*args, implementation="cuda"))
+    export = jax.export.export(f, platforms=("cuda",), disabled_checks=EXPORT_CHECKS)
+    assert f"@{TARGET}(" in export(X, WQ, ZERO, SCALE).mlir_module()
+
+
+def test_gpu_without_kernels(monkeypatch):
+    """A warning, once, since products take many times as long; none where no GPU is."""
+    monkeypatch.setitem(backends, "cuda", Backend((), "not built"))
+
+    def lower():
+        traced = jax.jit(lambda *args: gemv_int4(*args)).trace(X, WQ, ZERO, SCALE)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    monkeypatch.setattr("jaxgemv._dispatch._has_gpu", lambda: False)
+    assert TARGET not in lower()
+    monkeypatch.setattr("jaxgemv._dispatch._has_gpu", lambda: True)
+    _dispatch._warn_of_slow_gpu.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"jaxgemv\._cuda is not built: on this GPU .* JAXGEMV_CUDA=ON"):
+        assert TARGET not in lower()
+    lower()  # with warnings as errors
+    _dispatch._warn_of_slow_gpu.cache_clear()
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

@@ -23,13 +23,6 @@ def test_dequantize(error, text, fields):
     check(error, "dequantize: " + text, dequantize, tensor(**fields))
 
 
-def test_getitem():
-    with pytest.raises(
-        ValueError, match=re.escape("QuantizedTensor: only a stack can be indexed; got shape (6, 64)")
-    ):
-        tensor()[0]
-
-
 PACK = (
     (ValueError, "bits must be an integer from 1 to 8; got 0", [1], 0),
     (TypeError, "codes must be integers; got float32", np.zeros(3, np.float32), 4),

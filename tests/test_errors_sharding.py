@@ -12,7 +12,8 @@ from problems import Case, make
 from sharded import mesh_of, put, put_weight
 
 import jaxgemv
-from jaxgemv import QuantizedTensor, _partition, _plan, gemv, gemv_int4
+from jaxgemv import QuantizedTensor, gemv, gemv_int4
+from jaxgemv._sharding import auto, plan
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
@@ -129,7 +130,7 @@ def test_no_mesh():
     context = SimpleNamespace(abstract_mesh=None, num_devices=8)
     text = "gemv: on 8 devices, one operand must have a NamedSharding, or jax.set_mesh be in use; got neither"
     with pytest.raises(ValueError, match=re.escape(text)):
-        _partition._mesh_of(context, "gemv")
+        auto._mesh_of(context, "gemv")
 
 
 def test_shardings_that_axes_do_not_tell():
@@ -137,11 +138,11 @@ def test_shardings_that_axes_do_not_tell():
     mesh = Mesh(devices.reshape(2, 2, 2), ("a", "b", "c"))
     shape = (16, 8)
     for spec in (P(("b", "a"), "c"), P("c", "a"), P(None, ("a", "b", "c"))):
-        dims = _plan.dims_of(spec, 2)
-        assert _plan.held_by(NamedSharding(mesh, spec), shape, mesh) == dims
+        dims = plan.dims_of(spec, 2)
+        assert plan.held_by(NamedSharding(mesh, spec), shape, mesh) == dims
     other = NamedSharding(Mesh(devices[[0, 3, 1, 2, 4, 5, 6, 7]], ("x",)), P("x"))
-    assert _plan.held_by(other, shape, mesh) is None
+    assert plan.held_by(other, shape, mesh) is None
     # Of one axis only the parts are known.
     one = Mesh(devices, ("x",))
-    assert _plan.held_by(NamedSharding(one, P(None, "x")), shape, one) == ((), ("x",))
-    assert _plan.held_by(NamedSharding(mesh, P("a")), shape, one) is None
+    assert plan.held_by(NamedSharding(one, P(None, "x")), shape, one) == ((), ("x",))
+    assert plan.held_by(NamedSharding(mesh, P("a")), shape, one) is None

@@ -302,7 +302,9 @@ def test_call_refuses(rng):
         layer(jnp.ones((2, 64)))
     with pytest.raises(ValueError, match=r"gemv: x must have shape \(\.\.\., 70\)"):
         layer(jnp.ones((2, K + 1)))
-    with pytest.raises(ValueError, match="gemv: out_sharding must be None for operands without Explicit mesh axes"):
+    with pytest.raises(
+        ValueError, match="gemv: out_sharding must be None for operands without Explicit mesh axes"
+    ):
         layer(inputs(rng, 2), out_sharding=jax.sharding.PartitionSpec())
 
 

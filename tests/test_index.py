@@ -66,6 +66,29 @@ def test_out_of_range_gives_nan(backend, layers, bad):
     assert np.isnan(gemv(x, w, index=bad, implementation=backend)).all()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64])
+def test_wide_integers(backend, layers, dtype):
+    """2^32 + 1 does not become 1."""
+    problems, w, _ = layers
+    x = problems[0].x
+    bad = 2**32 - 1 if dtype == np.uint32 else 2**32 + 1
+    y = np.asarray(gemv(x, w, index=np.array([1, bad, 0], dtype), implementation=backend))
+    np.testing.assert_array_equal(y[0], product(problems[1], x[0]))
+    np.testing.assert_array_equal(y[2], product(problems[0], x[2]))
+    assert np.isnan(y[1]).all()
+    assert np.isnan(gemv(x, w, index=int(bad), implementation=backend)).all()
+
+
+def test_wide_integers_while_tracing(backend, layers):
+    problems, w, _ = layers
+    with jax.enable_x64(True):
+        index = jnp.array([1, 2**32 + 1, -(2**32)])
+        assert index.dtype == jnp.int64
+        y = jax.jit(lambda i: gemv(problems[0].x, w, index=i, implementation=backend))(index)
+    np.testing.assert_array_equal(y[0], product(problems[1], problems[0].x[0]))
+    assert np.isnan(y[1:]).all()
+
+
 def test_parameters_of_the_whole_layer(backend, rng):
     """scale (S,) and zero (S, N): nothing broadcasts over the stack by accident."""
     problems = [make(rng, 4, "float32", Case(2, STACK, 24, "tensor"), exact=True) for _ in range(STACK)]

@@ -2,13 +2,43 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import Case, make
 from tolerance import assert_close
 
-from jaxgemv import gemv
+from jaxgemv import gemv, gemv_int4
+from jaxgemv._ffi import TARGET, backends, cpu_levels, set_cpu_level
+
+LEVELS = cpu_levels()
+
+
+def test_the_table_follows_the_level():
+    """What lowering asks is the table of the level in use, and not that of the best one."""
+    if "portable" not in LEVELS[1:]:
+        pytest.skip("this processor has one level")
+
+    def calls(rows):
+        args = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((6, 8), jnp.uint32)
+        text = (
+            jax.jit(lambda x, w: gemv_int4(x, w, None, 1.0)).trace(*args).lower(lowering_platforms=("cpu",))
+        )
+        return text.as_text().count(f"@{TARGET}(")
+
+    best = backends["cpu"].find(4, "float32")[0]
+    set_cpu_level("portable")
+    try:
+        (kernel,) = backends["cpu"].find(4, "float32")
+        assert (kernel.name, kernel.rows) == ("portable", 64)
+        assert calls(best.rows) == (best.rows <= 64)
+    finally:
+        set_cpu_level(LEVELS[0])
+    assert backends["cpu"].find(4, "float32") == [best]
+    assert calls(best.rows) == 1
+    with pytest.raises(ValueError, match="this processor has no level sse9"):
+        set_cpu_level("sse9")
 
 
 def check(p):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._ffi import TARGET, backends
 from jaxgemv._dispatch import MAX_ROWS
+from jaxgemv._ffi import TARGET, backends
 
 built = pytest.mark.skipif(backends["cuda"].missing is not None, reason="jaxgemv._cuda is not built")
 with_kernels = pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=built)])

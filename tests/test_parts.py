@@ -218,6 +218,7 @@ MAPPED = [
 @pytest.mark.parametrize("mapped", MAPPED, ids="-".join)
 def test_vmap(backend, mapped, indexed, rng):
     """Over any of them; what is not mapped is the same for all. Against a loop."""
+
     def one():
         stack = [make(rng, 4, "float32", CASE, exact=True) for _ in range(S)]
         norm, residual = operands(rng, "swiglu")
@@ -292,7 +293,9 @@ def test_export(backend, p, rng):
     (b,) = jax.export.symbolic_shape("b")
     w = jax.tree.map(jnp.asarray, p.tensor)
     f = jax.jit(
-        lambda x, r: gemv(x, w, norm=norm, bias=p.bias, residual=r, activation="geglu", implementation=backend)
+        lambda x, r: gemv(
+            x, w, norm=norm, bias=p.bias, residual=r, activation="geglu", implementation=backend
+        )
     )
     platforms = None if backend == "xla" else (backend,)
     specs = [jax.ShapeDtypeStruct((b, n), jnp.float32) for n in (K, N // 2)]
@@ -353,7 +356,9 @@ def test_swiglu_over_a_cut_n(kind, n, rng):
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
-@pytest.mark.parametrize("w_spec", [("model", None, None), (None, "model", None), (None, None, "model")], ids=str)
+@pytest.mark.parametrize(
+    "w_spec", [("model", None, None), (None, "model", None), (None, None, "model")], ids=str
+)
 def test_sharded_stack(kind, w_spec, rng):
     """With index, norm and global_scale by entry."""
     problems = [make(rng, 4, "float32", Case(M, N, 512, 64, "zero"), exact=True) for _ in range(4)]
@@ -366,9 +371,13 @@ def test_sharded_stack(kind, w_spec, rng):
     w = dataclasses.replace(
         put_weight(stack, mesh, *w_spec), **{name: put(a, mesh) for name, a in given.items()}
     )
-    f = jax.jit(lambda x, w, norm, ids: gemv(x, w, index=ids, norm=norm, activation="silu", implementation="cpu"))
+    f = jax.jit(
+        lambda x, w, norm, ids: gemv(x, w, index=ids, norm=norm, activation="silu", implementation="cpu")
+    )
     with jax.set_mesh(mesh):
-        compiled = f.lower(*(args := (put(x, mesh, "data"), w, put(norm, mesh), put(ids, mesh, "data")))).compile()
+        compiled = f.lower(
+            *(args := (put(x, mesh, "data"), w, put(norm, mesh), put(ids, mesh, "data")))
+        ).compile()
         y = compiled(*args)
     assert moved_codes(compiled) == []
     expected = f(x, dataclasses.replace(stack, **given), norm, ids)
@@ -392,9 +401,16 @@ def test_no_collective_where_none_is_needed(rng):
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = mesh_of(kind)
         residual = put(rng.standard_normal((M, N)).astype(np.float32), mesh, None, "model")
-        args = put(p.x, mesh), put_weight(p.tensor, mesh, "model", None), put(np.ones(K, np.float32), mesh), residual
+        args = (
+            put(p.x, mesh),
+            put_weight(p.tensor, mesh, "model", None),
+            put(np.ones(K, np.float32), mesh),
+            residual,
+        )
         with jax.set_mesh(mesh):
-            f = jax.jit(lambda x, w, n, r: gemv(x, w, norm=n, activation="silu", residual=r, implementation="cpu"))
+            f = jax.jit(
+                lambda x, w, n, r: gemv(x, w, norm=n, activation="silu", residual=r, implementation="cpu")
+            )
             assert collectives(f.lower(*args).compile()) == {}
 
 
@@ -422,8 +438,16 @@ BAD = (
         f"residual must have the result's shape, (2, {N // 2}); got (2, {N})",
         {"residual": np.ones((2, N), np.float32), "activation": "swiglu"},
     ),
-    (TypeError, "residual must be float16, bfloat16 or float32; got int8", {"residual": np.ones((2, N), np.int8)}),
-    (TypeError, "x must be float16, bfloat16 or float32 for norm; got int8", {"x": X.astype(np.int8), "norm": X[0]}),
+    (
+        TypeError,
+        "residual must be float16, bfloat16 or float32; got int8",
+        {"residual": np.ones((2, N), np.int8)},
+    ),
+    (
+        TypeError,
+        "x must be float16, bfloat16 or float32 for norm; got int8",
+        {"x": X.astype(np.int8), "norm": X[0]},
+    ),
 )
 
 

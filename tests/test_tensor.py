@@ -68,7 +68,7 @@ def test_from_codes_with_everything(rng):
 
 FROM_CODES = (
     (TypeError, "pack: codes must be integers; got float32", {"codes": np.zeros((6, 64), np.float32)}),
-    (TypeError, "QuantizedTensor.from_codes: codes must be an array; got NoneType", {"codes": None}),
+    (TypeError, "QuantizedTensor.from_codes: codes must be an array; got None", {"codes": None}),
     (
         ValueError,
         "QuantizedTensor.from_codes: codes must have shape (..., N, K); got (64,)",
@@ -134,7 +134,16 @@ def matrix(request, rng):
     return dataclasses.replace(p.tensor, **fields)
 
 
-ROWS = [3, -1, slice(1, 4), slice(None, None, -2), np.array([5, 0, 0]), [2, 4], np.array([[1, 2], [0, -6]]), np.int32(2)]
+ROWS = [
+    3,
+    -1,
+    slice(1, 4),
+    slice(None, None, -2),
+    np.array([5, 0, 0]),
+    [2, 4],
+    np.array([[1, 2], [0, -6]]),
+    np.int32(2),
+]
 
 
 @pytest.mark.parametrize("on", ["numpy", "jax", "jit"])
@@ -144,10 +153,8 @@ def test_rows_of_a_matrix(matrix, i, on):
     expected = np.asarray(matrix.dequantize())[np.asarray(i) if not isinstance(i, slice) else i]
     if on != "numpy":
         matrix = jax.tree.map(jnp.asarray, matrix)
-    if on == "jit" and not isinstance(i, slice):
-        rows = jax.jit(lambda w, i: w[i])(matrix, jnp.asarray(i))
-    else:
-        rows = matrix[i]
+    traced = on == "jit" and not isinstance(i, slice)
+    rows = jax.jit(lambda w, i: w[i])(matrix, jnp.asarray(i)) if traced else matrix[i]
     assert rows.shape == expected.shape
     np.testing.assert_array_equal(rows.dequantize(), expected)
     if rows.ndim == 2:
@@ -200,9 +207,13 @@ def test_index_of_another_type(matrix, bad):
 
 
 def test_a_row_is_no_matrix(matrix):
-    with pytest.raises(ValueError, match=re.escape("QuantizedTensor: a single row cannot be indexed; got shape (48,)")):
+    with pytest.raises(
+        ValueError, match=re.escape("QuantizedTensor: a single row cannot be indexed; got shape (48,)")
+    ):
         matrix[0][0]
-    with pytest.raises(ValueError, match=re.escape("gemv: w.packed must have shape (..., N, words); got (6,)")):
+    with pytest.raises(
+        ValueError, match=re.escape("gemv: w.packed must have shape (..., N, words); got (6,)")
+    ):
         gemv(np.ones(48, np.float32), matrix[0])
 
 

@@ -89,8 +89,8 @@ def _check_parts(k: int, parts: int, s: Static, group: int | None) -> None:
     possible = [p for p in range(1, k // unit + 1) if k % (p * unit) == 0] or [1]
     devices = f"{' or '.join(map(str, possible))} device{'s' * (possible != [1])}"
     raise ValueError(
-        f"{s.op}: {name} must be sharded along K in whole words and groups, multiples of {unit} codes: for K = {k} over "
-        f"{devices}; got {parts}"
+        f"{s.op}: {name} must be sharded along K in whole words and groups, multiples of {unit} codes: "
+        f"for K = {k} over {devices}; got {parts}"
     )
 
 
