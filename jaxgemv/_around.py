@@ -15,7 +15,7 @@ from jax import Array
 from jaxgemv._operands import Operands, Static
 
 ACTIVATIONS = {
-    "relu": lambda y: jnp.maximum(y, 0),  # keeps NaN
+    "relu": jax.nn.relu,  # keeps NaN
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=True),
     "gelu_exact": partial(jax.nn.gelu, approximate=False),
@@ -98,7 +98,7 @@ def after(y: Array, rest: Operands, s: Static) -> Array:
         y = y * entry(rest.global_scale).astype(jnp.float32)
     if rest.bias is not None:
         y = y + entry(rest.bias).astype(jnp.float32)
-    if is_gated(s.activation):
+    if s.activation in GATED:
         gate, up = jnp.split(y, 2, axis=-1)
         y = ACTIVATIONS[GATED[s.activation]](gate) * up
     elif s.activation is not None:

@@ -8,7 +8,7 @@ import jax
 import jax.export
 import numpy as np
 
-from jaxgemv._ffi import TARGET, backends, jaxlib_version
+from jaxgemv._ffi import TARGET, Backend, backends, jaxlib_version
 
 __version__ = importlib.metadata.version("jaxgemv")
 
@@ -25,10 +25,21 @@ def show_config() -> None:
         if backend.missing:
             print(f"{name}: {backend.missing}")
             continue
-        dtypes = defaultdict(list)
-        for kernel in backend.kernels:
-            transposed = ", transposed" * kernel.transposed
-            dtypes[kernel.x].append(f"{kernel.name} (int{kernel.bits}{transposed})")
         print(f"{name}:")
-        for dtype, names in dtypes.items():
-            print(f"  x {dtype}: {', '.join(sorted(set(names)))}")
+        for dtype in dict.fromkeys(kernel.x for kernel in backend.kernels):
+            products, gradients = (kernels_text(backend, dtype, kind) for kind in (False, True))
+            print(f"  x {dtype}: {products}; gradients: {gradients}")
+
+
+def kernels_text(backend: Backend, x: str, transposed: bool) -> str:
+    """The kernels for x of that dtype with their widths, "stream: int2, int4; simt: int1 to int8"."""
+    widths = defaultdict(list)
+    for kernel in backend.kernels:
+        if (kernel.x, kernel.transposed) == (x, transposed):
+            widths[kernel.name].append(kernel.bits)
+    return "; ".join(f"{name}: {_ranges(sorted(bits))}" for name, bits in widths.items())
+
+
+def _ranges(bits: list[int]) -> str:
+    whole = bits == list(range(bits[0], bits[-1] + 1)) and len(bits) > 2
+    return f"int{bits[0]} to int{bits[-1]}" if whole else ", ".join(f"int{each}" for each in bits)

@@ -74,7 +74,7 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
         raise NotImplementedError(f"{s.op}: implementation={s.implementation!r} cannot run: {reason}")
     if platform == "cuda" and s.implementation is None and backends["cuda"].missing and _has_gpu():
         _warn_of_slow_gpu()
-    if reason or s.implementation is not None:
+    if reason or platform is None or s.implementation is not None:
         return reason
     rows = rows_of(o)
     # Under jax.export it may be symbolic, and then may be small.

@@ -89,7 +89,10 @@ def _unusable(module) -> str | None:
 
 
 def _table(module) -> tuple[Kernel, ...]:
-    return tuple(Kernel(*row[:4], frozenset(row[4]), *row[5:]) for row in module.kernels())
+    return tuple(
+        Kernel(name, bits, x, rows, frozenset(operands), transposed)
+        for name, bits, x, rows, operands, transposed in module.kernels()
+    )
 
 
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}

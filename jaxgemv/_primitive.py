@@ -216,7 +216,7 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     reason = _dispatch.why_reference(platform, obstacle, o, s)
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
-    run = _reference.product if reason else partial(_kernel_call, platform=platform)
+    run = partial(_kernel_call, platform=platform) if platform and not reason else _reference.product
     return lowered(lambda *args: run(tree.unflatten(args), s))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxgemv._config import kernels_text
 from jaxgemv._ffi import backends
 
 PAGE = Path(__file__).parent.parent / "docs/kernels.md"
@@ -18,19 +19,20 @@ def table() -> str:
     """One row for each type of x, the kernels of each backend with the widths they take."""
     lines = ["| x | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
     for transposed, x in itertools.product((False, True), ("float16", "bfloat16", "float32")):
-        cells = []
-        for backend in backends.values():
-            kernels = [k for k in backend.kernels if (k.x, k.transposed) == (x, transposed)]
-            names = dict.fromkeys(k.name for k in kernels)
-            widths = {n: sorted({k.bits for k in kernels if k.name == n}) for n in names}
-            cells.append("; ".join(f"{n}: int{_ranges(bits)}" for n, bits in widths.items()))
+        cells = [kernels_text(backend, x, transposed) for backend in backends.values()]
         lines.append(f"| {x}{', gradient' * transposed} | " + " | ".join(cells) + " |")
+    kernels = [kernel for backend in backends.values() for kernel in backend.kernels]
+    lines += ["", f"Besides x, packed and scale all kernels take {_common(kernels, False)}; those for gradients"]
+    lines += [f"{_common(kernels, True)}.", "What else a call has is done around them, or by plain JAX."]
     return LEVELS.sub("amx, avx512, avxvnni, avx2 or portable:", "\n".join(lines))
 
 
-def _ranges(bits: list[int]) -> str:
-    whole = bits == list(range(bits[0], bits[-1] + 1)) and len(bits) > 2
-    return f"{bits[0]} to int{bits[-1]}" if whole else ", int".join(map(str, bits))
+def _common(kernels, transposed: bool) -> str:
+    """The operands that each of them takes; a kernel with more needs words of its own."""
+    sets = {kernel.operands for kernel in kernels if kernel.transposed == transposed}
+    assert len(sets) == 1, "not all kernels take the same operands: say which do"
+    *first, last = sorted(*sets)
+    return f"{', '.join(first)} and {last}"
 
 
 def _written(page: str) -> str:

@@ -45,11 +45,8 @@ def meshes(ctx, s: Static) -> tuple[Mesh | None, Mesh | None, str | None]:
         # In what order they cut the partitioner does not tell.
         return None, None, f"shard_map leaves the mesh axes {', '.join(left)} to the compiler"
     if isinstance(mesh, AbstractMesh):
-        return (
-            None,
-            None,
-            f"shard_map leaves the mesh axis {left[0]} to the compiler, and jax.set_mesh is not in use",
-        )
+        left = f"the mesh axis {''.join(left)}"
+        return None, None, f"shard_map leaves {left} to the compiler, and jax.set_mesh is not in use"
     devices = mesh.devices[tuple(slice(None) if a in left else 0 for a in mesh.axis_names)]
     return Mesh(devices, left), mesh, None
 
