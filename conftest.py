@@ -9,11 +9,9 @@ except ImportError as error:  # one line that says what to do
 
 import jax
 from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.parsers.markdown import PythonCodeBlockParser
 
 # For the sharding in the docs and in the tests; all else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)
 
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md", "docs/*.md"]
-).pytest()
+pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"]).pytest()

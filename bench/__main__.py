@@ -56,7 +56,7 @@ def main() -> None:
     # JAX takes its share of the GPU at once; torch needs the rest.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
     if args.platform:
-        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(args.platform, args.platform))
+        jax.config.update("jax_platforms", args.platform)
     device = jax.devices()[0]
     if args.level:
         set_cpu_level(args.level)
@@ -199,7 +199,7 @@ def _arguments():
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = partial(str.split, sep=",")
-    parser.add_argument("--platform", choices=("cpu", "gpu"), help="default: JAX's")
+    parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, fewer repeats")
     parser.add_argument("--no-jit", action="store_true", help="only the kernels alone, in captured graphs")
     parser.add_argument(

@@ -60,7 +60,7 @@ extern "C" const char* jaxgemv_bench_error(int status) {
 }
 
 // y (M, N) = x (M, K) times weight i, for i in 0 .. calls. Scale and zero (or null) in x's dtype,
-// (N,) when group is 0, else (N, K / group). 16 bits: packed is a matrix in x's dtype, scale null.
+// (N,) when group is 0, else (N, K / group).
 // `kernel`: the name of the only one to run, or "".
 extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index K, int bits,
                                         Index group, int is_bf16, const void* x, void* y, int calls,

@@ -10,6 +10,7 @@ import numpy as np
 
 from bench import systems, timing
 from bench.native import Native
+from jaxgemv import QuantizedTensor
 
 
 class Setup(NamedTuple):
@@ -57,7 +58,7 @@ def measure(
             feed = setup.platform == "cpu"
             y, sample = timing.measure_on_host(system.product, x, copies, setup.plan, feed=feed)
             ys.append(y)
-        if setup.native and system.name == "jaxgemv":
+        if setup.native and isinstance(weights[0], QuantizedTensor):
             y = jax.device_put(np.zeros((m, n), x.dtype))
             kernel_us = setup.native.product_us(x, weights, y, setup.plan.repeats)
             ys += [y] if kernel_us else []

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,25 +50,24 @@ class Native:
     def product_us(self, x, weights, y, replays: int, kernel: str = "") -> float | None:
         """One product of x, in a graph of one with each weight, which write to y; None without a kernel.
 
-        The weights are QuantizedTensors, or dense (N, K) arrays in x's dtype. `kernel`: the only one to try.
+        The weights are QuantizedTensors. `kernel`: the only one to try.
         """
         w = weights[0]
-        dense = isinstance(w, jax.Array)
         n, k = w.shape
-        groups = 0 if dense or w.scale.ndim < 2 else w.scale.shape[-1]
+        groups = 0 if w.scale.ndim < 2 else w.scale.shape[-1]
         us = self._library.jaxgemv_bench_products(
             self._scratch,
             *map(_long, (x.shape[0], n, k)),
-            16 if dense else w.bits,
+            w.bits,
             _long(-(-k // groups) if groups else 0),
             int(x.dtype == "bfloat16"),
             _at(x),
             _at(y),
             len(weights),
             replays,
-            _pointers([w if dense else w.packed for w in weights]),
-            _pointers([None if dense else w.scale for w in weights]),
-            _pointers([None if dense else w.zero for w in weights]),
+            _pointers([w.packed for w in weights]),
+            _pointers([w.scale for w in weights]),
+            _pointers([w.zero for w in weights]),
             kernel.encode(),
         )
         return None if us == -_NOT_SUPPORTED else self._checked(us)
@@ -125,10 +125,8 @@ def _compiled(command: list[str], recipe: str) -> tuple[ctypes.CDLL | None, str 
 
 
 def nvcc() -> str | None:
-    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
-        if home and (Path(home) / "bin/nvcc").exists():
-            return str(Path(home) / "bin/nvcc")
-    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    """As the build finds it."""
+    return runpy.run_path(str(_HERE.parent / "cmake/find_nvcc.py"))["find_nvcc"]()
 
 
 def _long(value: int):

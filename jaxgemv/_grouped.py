@@ -15,9 +15,10 @@ from jax import Array
 # reference dequantises a matrix for each slice, which always takes longer.
 _WORTH = {"cpu": 1 << 20, "cuda": 64 << 20, "xla": 0}
 
-# Up to so many slices all are compared with all, which on a GPU is one kernel for each sum; above, they are sorted.
-# (4 million comparisons: as many as there are values in one row of x for each of 1024 slices.)
-_COMPARED = 2048
+# Up to so many slices all are compared with all, which on a GPU is one small kernel for each sum; above, and on a CPU,
+# they are sorted. (`python -m bench.routing`, us. H200: 2048 ids 17 and 190, 8192 80 and 236, 16384 544 and 246. On a CPU
+# with 16 cores: 64 ids 7 and 3, 2048 1900 and 96.)
+_COMPARED = {"cpu": 0, "cuda": 8192, "xla": 0}
 
 
 def tile_size(batch, rows, stack, *, nbytes, share: int, platform: str) -> int:
@@ -41,7 +42,7 @@ def _tiles(batch: int, stack: int, size: int) -> int:
 
 
 def in_tiles(
-    call: Callable[[Array, Array], Array], x: Array, index: Array, *, stack: int, size: int
+    call: Callable[[Array, Array], Array], x: Array, index: Array, *, stack: int, size: int, platform: str
 ) -> Array:
     """`call(x, index)`, of x (B, M, K) and index (B,), by way of tiles of `size` slices.
 
@@ -49,7 +50,7 @@ def in_tiles(
     """
     batch, rows, k = x.shape
     tiles = _tiles(batch, stack, size)
-    route = _by_comparing if batch <= _COMPARED else _by_sorting
+    route = _by_comparing if batch <= _COMPARED[platform] else _by_sorting
     slot, source = route(index, stack, size, tiles * size)
 
     x = jnp.take(x, source, axis=0, mode="fill", fill_value=0).reshape(tiles, size * rows, k)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable
 from functools import partial, wraps
-from numbers import Real
 from typing import ParamSpec
 
 import jax
@@ -12,8 +11,17 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv import _around, _dispatch, _primitive
-from jaxgemv._check import FLOATS, as_array, as_index, check_float, check_weight, names_of
+from jaxgemv import _dispatch, _primitive
+from jaxgemv._arguments import (
+    Asked,
+    check_eps,
+    check_index,
+    check_integer_product,
+    check_out_dtype,
+    check_parts,
+    check_x,
+)
+from jaxgemv._check import FLOATS, as_array, check_weight
 from jaxgemv._ffi import backends
 from jaxgemv._operands import Operands, Static
 from jaxgemv._tensor import ARRAYS, QuantizedTensor, Transposed
@@ -78,11 +86,10 @@ def gemv(
     Raises TypeError for dtypes, ValueError for shapes and values, while tracing; NotImplementedError for a combination
     that the named implementation lacks, while tracing or lowering.
     """
-    parts = {"norm": norm, "bias": bias, "residual": residual}
-    static = Static("gemv", 0, None, out_dtype, implementation, activation=activation, eps=eps)  # pyright: ignore[reportArgumentType]
+    asked = Asked(index, norm, eps, bias, activation, residual, out_dtype, implementation)
     if isinstance(w, QuantizedTensor):
-        return _gemv(x, w, index, parts, static, out_sharding, prefix="w.")
-    return _dense(x, w, index, parts, static, out_sharding)
+        return _gemv("gemv", x, w, asked, out_sharding, prefix="w.")
+    return _dense("gemv", x, w, asked, out_sharding)
 
 
 Transposed.gemv = staticmethod(gemv)
@@ -104,8 +111,8 @@ def _public(bits: int):
         implementation: str | None = None,
     ) -> Array:
         w = QuantizedTensor(packed=Wq, scale=scale, zero=zero, bits=bits, group_size=group_size)  # pyright: ignore[reportArgumentType]
-        static = Static(op, 0, None, out_dtype, implementation)  # pyright: ignore[reportArgumentType]
-        return _gemv(x, w, None, {"bias": bias}, static, out_sharding)
+        asked = Asked(bias=bias, out_dtype=out_dtype, implementation=implementation)
+        return _gemv(op, x, w, asked, out_sharding)
 
     gemv_bits.__name__ = gemv_bits.__qualname__ = op
     gemv_bits.__doc__ = f"""x (..., K) times a weight (N, K) of {bits}-bit codes: (..., N), in x's dtype.
@@ -125,11 +132,11 @@ gemv_int1, gemv_int2, gemv_int3, gemv_int4, gemv_int5, gemv_int6, gemv_int7, gem
 )
 
 
-def _gemv(x, w: QuantizedTensor, index, parts: dict, s: Static, out_sharding, prefix: str = "") -> Array:
-    op, name = s.op, f"{prefix}packed" if prefix else "Wq"
+def _gemv(op: str, x, w: QuantizedTensor, asked: Asked, out_sharding, prefix: str = "") -> Array:
+    name = f"{prefix}packed" if prefix else "Wq"
     w = _with_arrays(op, w, name)
     integer = w.scale is None
-    x = _check_x(op, x, (*FLOATS, jnp.int8))
+    x = check_x(op, x, (*FLOATS, jnp.int8))
     if integer and x.dtype != jnp.int8:
         raise TypeError(f"{op}: scale must be an array for x of dtype {x.dtype}; got None")
     k = x.shape[-1]
@@ -137,40 +144,45 @@ def _gemv(x, w: QuantizedTensor, index, parts: dict, s: Static, out_sharding, pr
     if w.k is not None and w.k != k:
         raise ValueError(f"{op}: x must have shape (..., {w.k}) for w of shape {w.shape}; got {x.shape}")
     if integer:
-        _check_integer_product(w, parts, s)
-        out = _check_out_dtype(op, s.out_dtype, (jnp.int32,), jnp.int32)
+        check_integer_product(op, w, asked)
+        out = check_out_dtype(op, asked.out_dtype, (jnp.int32,), jnp.int32)
     else:
-        out = _check_out_dtype(op, s.out_dtype, FLOATS, x.dtype if x.dtype in FLOATS else jnp.float32)
-    shape = tuple(w.packed.shape)
-    index = _check_index(op, index, x, name, shape)
-    arrays = {name: jnp.asarray(a) for name in ARRAYS if (a := getattr(w, name)) is not None}
+        out = check_out_dtype(op, asked.out_dtype, FLOATS, x.dtype if x.dtype in FLOATS else jnp.float32)
+    arrays = {field: jnp.asarray(a) for field in ARRAYS if (a := getattr(w, field)) is not None}
     if w.zero is not None and not integer:
         arrays["zero"] = _float_zero(arrays["zero"], w.dtype)
-    s = s._replace(bits=w.bits, group=group, out_dtype=out, eps=_check_eps(s))
-    o = Operands(x=x, **arrays, index=index, **_check_parts(parts, x, shape, index, s, name))
-    _check_implementation(o, s)
-    with jax.named_scope(f"jaxgemv.{op}"):
-        return _primitive.product(o, s, out_sharding)
+    static = Static(op, w.bits, group, out)
+    return _product(_primitive.product, x, arrays, asked, static, out_sharding, name)
 
 
-def _dense(x, w, index, parts: dict, s: Static, out_sharding) -> Array:
-    op = s.op
-    x = _check_x(op, x, FLOATS)
-    if w is None:
-        raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got None")
-    w = as_array(op, "w", w)
-    if w.dtype not in FLOATS:
-        raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got {w.dtype}")
-    k, shape = x.shape[-1], tuple(w.shape)
+def _dense(op: str, x, w, asked: Asked, out_sharding) -> Array:
+    x = check_x(op, x, FLOATS)
+    w = None if w is None else as_array(op, "w", w)
+    if w is None or w.dtype not in FLOATS:
+        got = None if w is None else w.dtype
+        raise TypeError(f"{op}: w must be a QuantizedTensor or a float array; got {got}")
+    k = x.shape[-1]
     if w.ndim < 2 or w.shape[-1] != k or w.shape[-2] == 0:
-        raise ValueError(f"{op}: w must have shape (N, {k}) for x with K = {k}; got {shape}")
-    index = _check_index(op, index, x, "w", shape)
-    out = _check_out_dtype(op, s.out_dtype, FLOATS, x.dtype)
-    s = s._replace(out_dtype=out, eps=_check_eps(s))
-    o = Operands(x=x, packed=jnp.asarray(w), index=index, **_check_parts(parts, x, shape, index, s, "w"))
+        raise ValueError(f"{op}: w must have shape (N, {k}) for x with K = {k}; got {tuple(w.shape)}")
+    static = Static(op, 0, None, check_out_dtype(op, asked.out_dtype, FLOATS, x.dtype))
+    arrays = {"packed": jnp.asarray(w)}
+    return _product(_primitive.dense_product, x, arrays, asked, static, out_sharding, "w")
+
+
+def _product(
+    product, x: Array, weight: dict[str, Array], asked: Asked, s: Static, out_sharding, name: str
+) -> Array:
+    """What both have in common: the other arguments. name: of weight["packed"], in messages."""
+    shape = tuple(weight["packed"].shape)
+    index = check_index(s.op, asked.index, x, name, shape)
+    parts = check_parts(s.op, asked, x, shape, index, name)
+    o = Operands(x=x, **weight, index=index, **parts)
+    s = s._replace(
+        activation=asked.activation, eps=check_eps(s.op, asked.eps), implementation=asked.implementation
+    )
     _check_implementation(o, s)
-    with jax.named_scope(f"jaxgemv.{op}"):
-        return _primitive.dense_product(o, s, out_sharding)
+    with jax.named_scope(f"jaxgemv.{s.op}"):
+        return product(o, s, out_sharding)
 
 
 def _with_arrays(op: str, w: QuantizedTensor, name: str) -> QuantizedTensor:
@@ -182,98 +194,6 @@ def _with_arrays(op: str, w: QuantizedTensor, name: str) -> QuantizedTensor:
         if a is not None or field == "packed"
     }
     return QuantizedTensor(**{**fields, **arrays}, bits=w.bits, group_size=w.group_size, k=w.k)
-
-
-def _check_x(op: str, x, dtypes) -> Array:
-    x = as_array(op, "x", x)
-    if x.dtype not in dtypes:
-        raise TypeError(
-            f"{op}: x must be one of {', '.join(jnp.dtype(d).name for d in dtypes)}; got {x.dtype}"
-        )
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(f"{op}: x must have shape (..., K) with K >= 1; got {tuple(x.shape)}")
-    return jnp.asarray(x)
-
-
-def _check_out_dtype(op: str, out_dtype, allowed, default):
-    if out_dtype is None:
-        return jnp.dtype(default)
-    dtype = jnp.dtype(out_dtype)
-    if dtype not in allowed:
-        names = ", ".join(jnp.dtype(d).name for d in allowed)
-        raise TypeError(f"{op}: out_dtype must be one of {names}; got {dtype}")
-    return dtype
-
-
-def _check_eps(s: Static) -> float:
-    if not isinstance(s.eps, Real) or not 0 <= s.eps < float("inf"):
-        raise ValueError(f"{s.op}: eps must be a number, 0 or more; got {s.eps!r}")
-    return float(s.eps)
-
-
-def _check_integer_product(w: QuantizedTensor, parts: dict, s: Static) -> None:
-    if w.zero is not None and not jnp.issubdtype(w.zero.dtype, jnp.integer):
-        raise TypeError(f"{s.op}: zero must be an integer array when scale is None; got {w.zero.dtype}")
-    if w.offset is not None or w.codebook is not None or parts["bias"] is not None:
-        raise ValueError(f"{s.op}: offset, codebook and bias need scale; got scale=None")
-    if s.activation or parts.get("residual") is not None or w.global_scale is not None:
-        raise ValueError(f"{s.op}: activation, residual and global_scale need scale; got scale=None")
-
-
-def _check_parts(parts: dict, x: Array, shape, index, s: Static, name: str) -> dict[str, Array]:
-    """norm, bias and residual, those that are given, as Operands takes them. shape: of the weight or its words."""
-    op, n, k = s.op, shape[-2], x.shape[-1]
-    known = (*_around.ACTIVATIONS, *_around.GATED)
-    if s.activation is not None and s.activation not in known:
-        raise ValueError(f"{op}: activation must be None or one of {', '.join(known)}; got {s.activation!r}")
-    gated = _around.is_gated(s.activation)
-    if gated and n % 2:
-        raise ValueError(f"{op}: {name} must have an even number of rows for {s.activation}; got {shape}")
-    stack = None if index is None else shape[0]
-    checked = {}
-    for part, width in (("norm", k), ("bias", n)):
-        if parts.get(part) is not None:
-            checked[part] = _check_vector(op, part, parts[part], width, stack)
-    if "norm" in checked and x.dtype not in FLOATS:
-        raise TypeError(f"{op}: x must be {names_of(FLOATS)} for norm; got {x.dtype}")
-    if parts.get("residual") is not None:
-        residual = check_float(op, "residual", parts["residual"])
-        expected = (*x.shape[:-1], n // 2 if gated else n)
-        if tuple(residual.shape) != expected:
-            raise ValueError(
-                f"{op}: residual must have the result's shape, {expected}; got {tuple(residual.shape)}"
-            )
-        checked["residual"] = jnp.asarray(residual)
-    return checked
-
-
-def _check_vector(op: str, name: str, a, width: int, stack: int | None) -> Array:
-    a = check_float(op, name, a)
-    if a.shape != (width,) and (stack is None or a.shape != (stack, width)):
-        either = "" if stack is None else f" or ({stack}, {width})"
-        raise ValueError(f"{op}: {name} must have shape ({width},){either}; got {tuple(a.shape)}")
-    a = jnp.asarray(a)
-    return a[None] if stack is not None and a.ndim == 1 else a
-
-
-def _check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]) -> Array | None:
-    """index as int32, or None for a weight that is no stack."""
-    stack = shape[:-2]
-    if index is None:
-        if stack:
-            raise ValueError(
-                f"{op}: {name} must have shape (N, ...), or be a stack with index= or under jax.vmap; got {shape}"
-            )
-        return None
-    if len(stack) != 1:
-        raise ValueError(f"{op}: with index, {name} must have one stack dimension, (S, N, ...); got {shape}")
-    index = as_index(op, index, stack[0])
-    if tuple(index.shape) != tuple(x.shape[: index.ndim]) or index.ndim >= x.ndim:
-        raise ValueError(
-            f"{op}: index must be a scalar or have the leading dimensions of x, {tuple(x.shape[:-1])}; "
-            f"got {tuple(index.shape)}"
-        )
-    return jnp.asarray(index)
 
 
 def _check_implementation(o: Operands, s: Static) -> None:

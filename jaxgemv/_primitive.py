@@ -130,14 +130,14 @@ batching.primitive_batchers[gemv_p] = lambda args, dims, **params: explicit.batc
 
 
 def _jvp(primals, tangents, *, tree, s: Static):
-    y = gemv_p.bind(*primals, tree=tree, s=s)
     o: Operands = tree.unflatten(primals)
-    moving = {name: t for name, t in _present(tree, tangents).items() if type(t) is not ad.Zero}
+    moving = {name: t for name, t in tree.unflatten(tangents).items().items() if type(t) is not ad.Zero}
     if o.scale is not None and o.scale.dtype in ONE_BYTE:
         moving.pop("scale", None)  # has no room for a derivative
     at = {name: getattr(o, name) for name in moving}
     if _around.has_parts(o, s) and moving:
-        return y, jax.jvp(lambda d: _around.compose(bind, o._replace(**d), s), (at,), (moving,))[1]
+        return jax.jvp(lambda d: _around.compose(bind, o._replace(**d), s), (at,), (moving,))
+    y = bind(o, s)
     terms = []
     if "x" in moving:
         terms.append(bind(o._replace(x=moving.pop("x"), bias=None), s))
@@ -147,30 +147,17 @@ def _jvp(primals, tangents, *, tree, s: Static):
     return y, sum(terms[1:], start=terms[0]) if terms else ad.Zero(jax.typeof(y).to_tangent_aval())
 
 
-def _present(tree, values) -> dict:
-    """By name, where an operand has a value."""
-    names = [name for name, there in zip(Operands._fields, _presence(tree)) if there]
-    return dict(zip(names, values, strict=True))
-
-
-def _presence(tree) -> list[bool]:
-    return [a is not None for a in tree.unflatten(range(1, tree.num_leaves + 1))]
-
-
 def _transpose(ct, *args, tree, s: Static):
     """With respect to x by the kernel, to any other operand in which the product is linear by the reference."""
-    named = _present(tree, args)
+    named = tree.unflatten(args).items()
     unknown = {name: a.aval for name, a in named.items() if ad.is_undefined_primal(a)}
     if type(ct) is ad.Zero:
         return [ad.Zero(unknown[name]) if name in unknown else None for name in named]
-    bent = ({"activation"} if s.activation and unknown.keys() - {"residual"} else set()) | (
-        {"norm"} if "norm" in named and "x" in unknown else set()
-    )
-    if bent:
-        raise ValueError(
-            f"{s.op}: with {' and '.join(sorted(bent))} it is not linear in {', '.join(unknown)}"
-        )
-    # Where it is linear in one of them it does not depend on what the others are.
+    curved = ["activation"] if s.activation and unknown.keys() - {"residual"} else []
+    curved += ["norm"] if "norm" in named and "x" in unknown else []
+    if curved:
+        raise ValueError(f"{s.op}: with {' and '.join(curved)} it is not linear in {', '.join(unknown)}")
+    # Zeros for what is not known: a linear function has the same transpose everywhere.
     o = Operands(**{name: _zeros(unknown[name]) if name in unknown else a for name, a in named.items()})
     cotangents = {}
     if "x" in unknown and not _around.has_parts(o, s):
@@ -243,7 +230,7 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     share = min(_dispatch.MAX_ROWS, _dispatch.shared_rows(platform, o, s))
     size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=share, platform=platform)
     if size > 1 and o.residual is None:
-        call = partial(_grouped.in_tiles, call, stack=o.stack, size=size)
+        call = partial(_grouped.in_tiles, call, stack=o.stack, size=size, platform=platform)
     return call(x, o.index.reshape(batch)).reshape(shape)
 
 

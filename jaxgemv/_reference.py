@@ -109,7 +109,7 @@ def _of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: in
 
     size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=_ROWS, platform="xla")
     if size > 1:
-        call = partial(_grouped.in_tiles, call, stack=o.stack, size=size)
+        call = partial(_grouped.in_tiles, call, stack=o.stack, size=size, platform="xla")
     y = call(o.x.reshape(batch, rows, o.x.shape[-1]), o.index.reshape(batch))
     return y.reshape(*o.x.shape[:-1], width)
 

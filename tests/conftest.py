@@ -84,6 +84,13 @@ def transposed_kernel(request):
         yield request.param
 
 
+@pytest.fixture
+def on_cpu():
+    """For tests of the virtual CPU devices, also where there is a GPU."""
+    with _on("cpu"):
+        yield
+
+
 @pytest.fixture(params=LEVELS)
 def level(request):
     """The CPU backend at each level of instructions."""

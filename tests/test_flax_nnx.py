@@ -308,7 +308,7 @@ def test_call_refuses(rng):
         layer(inputs(rng, 2), out_sharding=jax.sharding.PartitionSpec())
 
 
-def test_out_sharding(rng):
+def test_out_sharding(on_cpu, rng):
     """As flax.nnx.Linear has it, on a mesh with Explicit axes."""
     mesh = mesh_of(AxisType.Explicit)
     layer = QuantLinear.from_linear(linear(), group_size=GROUP)

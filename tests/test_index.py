@@ -81,10 +81,13 @@ def test_wide_integers(backend, layers, dtype):
 
 def test_wide_integers_while_tracing(backend, layers):
     problems, w, _ = layers
-    with jax.enable_x64(True):
+    jax.config.update("jax_enable_x64", True)
+    try:
         index = jnp.array([1, 2**32 + 1, -(2**32)])
         assert index.dtype == jnp.int64
         y = jax.jit(lambda i: gemv(problems[0].x, w, index=i, implementation=backend))(index)
+    finally:
+        jax.config.update("jax_enable_x64", False)
     np.testing.assert_array_equal(y[0], product(problems[1], problems[0].x[0]))
     assert np.isnan(y[1:]).all()
 

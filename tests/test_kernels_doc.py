@@ -22,7 +22,10 @@ def table() -> str:
         cells = [kernels_text(backend, x, transposed) for backend in backends.values()]
         lines.append(f"| {x}{', gradient' * transposed} | " + " | ".join(cells) + " |")
     kernels = [kernel for backend in backends.values() for kernel in backend.kernels]
-    lines += ["", f"Besides x, packed and scale all kernels take {_common(kernels, False)}; those for gradients"]
+    lines += [
+        "",
+        f"Besides x, packed and scale all kernels take {_common(kernels, False)}; those for gradients",
+    ]
     lines += [f"{_common(kernels, True)}.", "What else a call has is done around them, or by plain JAX."]
     return LEVELS.sub("amx, avx512, avxvnni, avx2 or portable:", "\n".join(lines))
 

@@ -50,6 +50,7 @@ def check(p):
 @pytest.mark.parametrize("m", [2, 3, 5, 8, 12, 17, 33, 65, 513])
 @pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.numerics
 def test_rows(level, bits, x, m, rng):
     check(make(rng, bits, x, Case(m, 75, 1100, 128, "zero", bias=True)))
 
@@ -57,6 +58,7 @@ def test_rows(level, bits, x, m, rng):
 @pytest.mark.parametrize("group", [16, 24, 32, 96, 192, 384, 1000, "row"])
 @pytest.mark.parametrize("m", [1, 16])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.numerics
 def test_groups(level, bits, m, group, rng):
     """Whole blocks of codes, parts of them, and neither."""
     check(make(rng, bits, "float32", Case(m, 70, 2100, group, "offset")))

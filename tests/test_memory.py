@@ -130,13 +130,14 @@ def test_both_ways_to_route(batch, size, stack, rng):
         np.testing.assert_array_equal(one[1], other[1])
 
 
-def test_routing_is_not_quadratic():
+@pytest.mark.parametrize("platform", grouped._COMPARED)
+def test_routing_is_not_quadratic(platform):
     """64k ids were 4e9 comparisons."""
     batch = 1 << 16
     x, ids = spec(batch, 8, dtype="float32"), spec(batch, dtype="int32")
 
     def f(x, ids):
         call = lambda x, i: x * i[:, None, None].astype(x.dtype)  # noqa: E731
-        return grouped.in_tiles(call, x[:, None], ids, stack=8, size=16)
+        return grouped.in_tiles(call, x[:, None], ids, stack=8, size=16, platform=platform)
 
     assert jax.jit(f).lower(x, ids).compile().cost_analysis()["flops"] < batch * 2000

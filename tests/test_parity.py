@@ -27,6 +27,7 @@ def run(p: Problem, kernel, **kwargs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.numerics
 def test_float64(kernel, case, rng):
     p = make(rng, kernel.bits, kernel.x, case)
     # float32 results, so that rounding to x's dtype does not hide a wrong code.
@@ -37,6 +38,7 @@ def test_float64(kernel, case, rng):
 @pytest.mark.parametrize(
     "case", [*CASES, Case(1, 64, 4096, 128, "zero"), Case(16, 32, 2048, 64, "offset")], ids=str
 )
+@pytest.mark.numerics
 def test_exact(kernel, case, rng):
     """Every bit of every code counts: one wrong code anywhere changes an exact sum."""
     p = make(rng, kernel.bits, kernel.x, case, exact=True)

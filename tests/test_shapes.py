@@ -24,6 +24,7 @@ ROWS = (1, 2, 7, 16, 17, 64, 65)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.numerics
 def test_awkward(kernel, case, rng):
     p = make(rng, kernel.bits, kernel.x, case, exact=True)
     y = gemv(p.x, p.tensor, bias=p.bias, out_dtype="float32", implementation=kernel.backend)
@@ -49,6 +50,7 @@ def test_rows_of_the_default(m, rng):
 @pytest.mark.parametrize(("m", "n"), [(1, 16), (1, 40), (8, 33), (17, 129), (65, 16)])
 @pytest.mark.parametrize("x", ["float16", "bfloat16"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.numerics
 def test_whole_groups(backend, bits, group, m, n, x, rng):
     """What models have: K a multiple of 128 or of 512, the usual groups, and N with and without a tail."""
     if backend == "xla":

@@ -54,6 +54,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.numerics
 def test_exact(transposed_kernel, case, rng):
     """Every bit of every code counts."""
     p, ct = problem(rng, transposed_kernel.bits, transposed_kernel.x, case, exact=True)
@@ -62,6 +63,7 @@ def test_exact(transposed_kernel, case, rng):
 
 
 @pytest.mark.parametrize("case", [Case(1, 1030, 300, 128, "zero"), Case(6, 130, 77, 11, "offset")], ids=str)
+@pytest.mark.numerics
 def test_float64(transposed_kernel, case, rng):
     p, ct = problem(rng, transposed_kernel.bits, transposed_kernel.x, case)
     y = transposed(ct, p.tensor, p.k, transposed_kernel.backend)
@@ -104,6 +106,7 @@ def test_rows_of_the_default(m, rng):
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 512, 2048), (4, 260, 1280), (16, 129, 1536)])
 @pytest.mark.parametrize("x", ["float16", "bfloat16"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.numerics
 def test_whole_groups(backend, bits, group, m, n, k, x, rng):
     """What models have."""
     form = {1: "mid", 4: "zero", 16: "offset"}[m]

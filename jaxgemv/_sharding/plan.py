@@ -95,9 +95,10 @@ def _check_parts(k: int, parts: int, s: Static, group: int | None) -> None:
 
 
 def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Array:
-    """What one device computes: the one whose parts of the sum and of the stack are number at[0] and at[1].
+    """What one device computes of its parts of the operands, by `product`, a product of Operands and Static.
 
-    product: of Operands and Static, on one device.
+    at: its number among the devices that add up one sum, and among those that hold parts of one stack. The first of
+    the former adds the bias; the latter tell by theirs which entries of the stack they have.
     """
     of_part = s._replace(group=cut.group, k=cut.k)
     summed = (*cut.summed, *cut.stack)
