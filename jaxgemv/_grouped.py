@@ -16,7 +16,7 @@ from jax import Array
 _WORTH = {"cpu": 1 << 20, "cuda": 64 << 20, "xla": 0}
 
 # Up to so many slices all are compared with all, which on a GPU is one small kernel for each sum; above, and on a CPU,
-# they are sorted. (`python -m bench.routing`, us. H200: 2048 ids 17 and 190, 8192 80 and 236, 16384 544 and 246. On a CPU
+# they are sorted. (`python -m bench.routing`, us. H200: 2048 ids 17 and 190, 8192 80 and 236, 16384 544 and 246. A CPU
 # with 16 cores: 64 ids 7 and 3, 2048 1900 and 96.)
 _COMPARED = {"cpu": 0, "cuda": 8192, "xla": 0}
 
