@@ -46,7 +46,7 @@ def check_out_dtype(op: str, out_dtype, allowed, default):
 
 
 def check_eps(op: str, eps) -> float:
-    if not isinstance(eps, Real) or not 0 <= eps < float("inf"):
+    if not isinstance(eps, Real) or not 0 <= float(eps) < float("inf"):
         raise ValueError(f"{op}: eps must be a number, 0 or more; got {eps!r}")
     return float(eps)
 
