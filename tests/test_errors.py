@@ -234,7 +234,7 @@ def test_dense():
         gemv(jnp.zeros(64), jnp.zeros((6, 64)), implementation="cpu")
 
 
-@pytest.mark.parametrize("given", [None, "a"], ids=str)
+@pytest.mark.parametrize("given", [None, "no array"], ids=str)
 def test_no_array(given):
     x, scale, got = jnp.ones((2, 64)), jnp.ones(6), None if given is None else "str"
     w = QuantizedTensor(packed=jnp.zeros((6, 8), u32), scale=scale, bits=4)
