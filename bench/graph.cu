@@ -80,7 +80,7 @@ extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index
       operands.x = x, operands.y = y, operands.packed = packed[i];
       operands.scale = {scale[i], problem.x, 0, groups, groups > 1 ? 1 : 0};
       if (zero[i] != nullptr) operands.shift = {zero[i], problem.x, 0, groups, groups > 1 ? 1 : 0};
-      status = jaxgemv::cuda::launch(problem, operands, stream, kernel);
+      status = jaxgemv::cuda::launch(problem, operands, {}, stream, kernel);
     }
     return status;
   });

@@ -28,6 +28,7 @@ namespace ffi = xla::ffi;
 struct Call {
   Problem problem;
   Operands operands;
+  OperandSet given;  // besides kRequired
 
   static ffi::ErrorOr<Call> from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                                  const ffi::Dictionary& attributes, const char* backend,
@@ -140,14 +141,14 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   Call call;
   Problem& p = call.problem;
   Operands& o = call.operands;
+  OperandSet& given = call.given;
   for (int i = 0; i < kArrayCount; ++i)
-    if ((*arrays)[i] && !kRequired.has(static_cast<Operand>(i)))
-      p.given.add(static_cast<Operand>(i));
-  if (attrs->has_activation) p.given.add(Operand::kActivation);
+    if ((*arrays)[i] && !kRequired.has(static_cast<Operand>(i))) given.add(static_cast<Operand>(i));
+  if (attrs->has_activation) given.add(Operand::kActivation);
   const ffi::AnyBuffer x = *array(Operand::kX), packed = *array(Operand::kPacked),
                        scale = *array(Operand::kScale);
-  if (ffi::ByteWidth(scale.element_type()) == 1) p.given.add(Operand::kOneByteScale);
-  const OperandSet missing = p.given.without(taken.by[attrs->transposed]);
+  if (ffi::ByteWidth(scale.element_type()) == 1) given.add(Operand::kOneByteScale);
+  const OperandSet missing = given.without(taken.by[attrs->transposed]);
   if (!missing.empty())
     return ffi::Unexpected(invalid(std::string("no ") + backend + " kernel " +
                                    (attrs->transposed ? "for gradients " : "") + "takes " +

@@ -53,7 +53,6 @@ struct Problem {
   Dtype y = Dtype::kF32;
   Affine affine = Affine::kMid;
   bool transposed = false;
-  OperandSet given;  // besides kRequired
 
   // Values in a row of x and of y.
   Index x_width() const { return transposed ? N : K; }
@@ -112,13 +111,15 @@ struct Taken {
 //   static <status> run(...);
 // and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with`
 // with the first that matches bits and dtype, takes the operands that are given and accepts the
-// problem, and with the next ones until a call is true; false when none is.
+// problem, and with the next ones until a call is true; false when none is. `given`: the operands
+// of the call besides kRequired. They are no part of Problem, which kernels get as it is.
 template <typename Table, typename RunWith>
-bool select(const Problem& problem, const Operands& operands, RunWith&& run_with) {
+bool select(const Problem& problem, const Operands& operands, OperandSet given,
+            RunWith&& run_with) {
   auto try_one = [&]<typename Kernel>(Kernel) {
     constexpr KernelInfo kInfo = Kernel::kInfo;
     if (kInfo.bits != problem.bits || kInfo.x != problem.x) return false;
-    if (!problem.given.without(kInfo.operands).empty()) return false;
+    if (!given.without(kInfo.operands).empty()) return false;
     if (!Kernel::accepts(problem, operands)) return false;
     return run_with(Kernel{});
   };

@@ -18,7 +18,7 @@ ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dic
     return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                       "jaxgemv: x and the result share memory (an in-place update of a donated x "
                       "that the call reads); copy x, or do not donate it");
-  const cudaError_t status = launch(problem, call->operands, stream);
+  const cudaError_t status = launch(problem, call->operands, call->given, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kInternal,
                     std::string("jaxgemv: CUDA kernel: ") + cudaGetErrorString(status));

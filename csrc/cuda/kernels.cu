@@ -45,8 +45,8 @@ constexpr auto kTable =
 
 }  // namespace
 
-cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_t stream,
-                   std::string_view only) {
+cudaError_t launch(const Problem& problem, const Operands& operands, OperandSet given,
+                   cudaStream_t stream, std::string_view only) {
   cudaError_t status = cudaErrorNotSupported;
   // A grid has at most 65535 slices; a longer batch takes several launches.
   constexpr Index kMaxBatch = 65535;
@@ -61,8 +61,8 @@ cudaError_t launch(const Problem& problem, const Operands& operands, cudaStream_
       status = Kernel::run(part, slices, stream);
       return true;
     };
-    problem.transposed ? select<TransposedTable>(part, slices, run)
-                       : select<Table>(part, slices, run);
+    problem.transposed ? select<TransposedTable>(part, slices, given, run)
+                       : select<Table>(part, slices, given, run);
     if (status != cudaSuccess) break;
   }
   return status;
