@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxgemv._operands import Operands, Static
+from jaxgemv._operands import Operands, Static, in_range, select
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,  # keeps NaN
@@ -46,8 +46,7 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
     # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
     alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
     y = product(alone, inner(s, rest))
-    valid = ((o.index >= 0) & (o.index < stack)).reshape(*o.index.shape, *(1,) * (y.ndim - o.prefix))
-    return after(jnp.where(valid, y, np.asarray(np.nan, y.dtype)), rest, s)
+    return after(select(in_range(o.index, stack), y, np.nan), rest, s)
 
 
 def inside(o: Operands, s: Static) -> tuple[Operands, Static]:

@@ -2,7 +2,6 @@
 
 import warnings
 from functools import cache
-from math import prod
 
 import jax
 
@@ -76,16 +75,10 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
         _warn_of_slow_gpu()
     if reason or platform is None or s.implementation is not None:
         return reason
-    rows = rows_of(o)
     # Under jax.export it may be symbolic, and then may be small.
-    if isinstance(rows, int) and rows > (most := most_rows(platform, o, s)):
-        return f"{rows} rows of x are more than {most}"
+    if isinstance(o.rows, int) and o.rows > (most := most_rows(platform, o, s)):
+        return f"{o.rows} rows of x are more than {most}"
     return None
-
-
-def rows_of(o: Operands):
-    """Rows of x that meet one matrix."""
-    return prod(o.x.shape[o.prefix : -1])
 
 
 def shared_rows(platform: str, o: Operands, s: Static) -> int:

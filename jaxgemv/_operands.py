@@ -1,8 +1,11 @@
 """What gemv_p takes: arrays by name, and what is known while tracing."""
 
+from math import prod
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 
 class Operands(NamedTuple):
@@ -42,13 +45,23 @@ class Operands(NamedTuple):
         return 0 if self.index is None else self.index.ndim
 
     @property
+    def batch(self) -> int:
+        """Slices of x, each with an index of its own."""
+        return prod(self.x.shape[: self.prefix])
+
+    @property
+    def rows(self) -> int:
+        """Rows of a slice, which meet one matrix."""
+        return prod(self.x.shape[self.prefix : -1])
+
+    @property
     def stack(self) -> int:
         """With index, the number of entries."""
         return max(a.shape[0] for a in self.weight().values())
 
 
 # What goes with the rows of x, and not with the weight.
-PER_ROW = ("x", "x_scale", "residual", "index")
+PER_ROW = frozenset({"x", "x_scale", "residual", "index"})
 
 # All that a kernel may or may not take, by the names of csrc/operands.h.
 FACTS = (*Operands._fields, "activation", "one_byte_scale")
@@ -69,3 +82,15 @@ class Static(NamedTuple):
     k: int | None = None
     activation: str | None = None
     eps: float = 0.0
+
+
+def in_range(index: Array, stack: int) -> Array:
+    """Where an index is that of an entry."""
+    return (index >= 0) & (index < stack)
+
+
+def select(valid: Array, y: Array, other) -> Array:
+    """The slices of y that are valid, and `other` in place of the rest."""
+    return jnp.where(
+        valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, np.asarray(other, y.dtype)
+    )

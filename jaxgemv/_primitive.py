@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxgemv import _around, _dispatch, _grouped, _reference
 from jaxgemv._check import ONE_BYTE
 from jaxgemv._ffi import TARGET, backends
-from jaxgemv._operands import PER_ROW, Operands, Static
+from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
 from jaxgemv._sharding import auto, explicit
 
 gemv_p = Primitive("jaxgemv_gemv")
@@ -80,14 +80,11 @@ def _batch(args, dims, *, tree, s: Static):
     o = tree.unflatten(args)
     present, dims = o.items(), tree.unflatten(dims)._asdict()
     mapped = {name for name in present if dims[name] is not None}
-    if mapped <= {"x", "x_scale", "residual"}:
+    rows = present.keys() & PER_ROW - {"index"}
+    if mapped <= rows:
         # Behind the prefix, where it counts as rows of one matrix.
-        rows = {
-            name: _at(present[name], dims[name], o.prefix, size)
-            for name in ("x", "x_scale", "residual")
-            if name in present
-        }
-        return bind(o._replace(**rows), s), o.prefix
+        moved = {name: _at(present[name], dims[name], o.prefix, size) for name in rows}
+        return bind(o._replace(**moved), s), o.prefix
 
     named = {name: _at(a, dims[name], 0, size if name in PER_ROW else 1) for name, a in present.items()}
     weights = o.weight().keys()
@@ -98,7 +95,7 @@ def _batch(args, dims, *, tree, s: Static):
         index = named["index"]
         stack = max(named[name].shape[1] for name in weights)
         start = jnp.arange(size, dtype=jnp.int32).reshape(size, *(1,) * (index.ndim - 1)) * np.int32(stack)
-        named["index"] = jnp.where((index >= 0) & (index < stack), index + start, np.int32(-1))
+        named["index"] = jnp.where(in_range(index, stack), index + start, np.int32(-1))
         named |= {name: _merge_stacks(named[name], size, stack) for name in weights}
     else:
         named |= {name: present[name] for name in weights}
@@ -179,7 +176,7 @@ def _transposed(ct, x, o: Operands, s: Static) -> Array:
     if o.index is None:
         return y
     # The NaN that an index out of range gives does not depend on x.
-    return _reference.select(_reference.in_range(o), y, np.zeros((), y.dtype))
+    return select(in_range(o.index, o.stack), y, 0)
 
 
 ad.primitive_jvps[gemv_p] = _jvp
@@ -209,7 +206,7 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
 
 def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     """The FFI call: x as (B, M, its width), the weight's arrays stacked, those that are absent left out."""
-    batch, rows, width = prod(o.x.shape[: o.prefix]), prod(o.x.shape[o.prefix : -1]), _width(o, s)
+    batch, rows, width = o.batch, o.rows, _width(o, s)
     given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}
     if o.residual is not None:
         given["residual"] = o.residual.reshape(batch, rows, width)

@@ -6,7 +6,6 @@ after another (or some side by side), and those of one entry together.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jax import Array
 
 from jaxgemv import _grouped
 from jaxgemv._format import spread, unpack, weights
-from jaxgemv._operands import Operands, Static
+from jaxgemv._operands import Operands, Static, in_range
 
 # Bytes of dequantised matrices that may exist at the same time, if one is not larger.
 _SIDE_BY_SIDE = 64 << 20
@@ -92,11 +91,10 @@ def _of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: in
         if "bias" in picked:
             y = y + picked["bias"].astype(jnp.float32)
         bad = np.asarray(np.nan if y.dtype == jnp.float32 else np.iinfo(np.int32).min, y.dtype)
-        return jnp.where((index >= 0) & (index < o.stack), y, bad).astype(s.out_dtype)
+        return jnp.where(in_range(index, o.stack), y, bad).astype(s.out_dtype)
 
     if o.prefix == 0:
         return of_slice(o.x, o.index)
-    batch, rows = prod(o.index.shape), prod(o.x.shape[o.prefix : -1])
 
     def call(x, index):
         if not isinstance(x.shape[0], int):  # symbolic, under jax.export
@@ -107,21 +105,11 @@ def _of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: in
             return jax.vmap(of_slice)(x, index)
         return jax.lax.map(lambda each: of_slice(*each), (x, index), batch_size=chunk)
 
-    size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=_ROWS, platform="xla")
+    size = _grouped.tile_size(o.batch, o.rows, o.stack, nbytes=nbytes, share=_ROWS, platform="xla")
     if size > 1:
         call = partial(_grouped.in_tiles, call, stack=o.stack, size=size, platform="xla")
-    y = call(o.x.reshape(batch, rows, o.x.shape[-1]), o.index.reshape(batch))
+    y = call(o.x.reshape(o.batch, o.rows, o.x.shape[-1]), o.index.reshape(o.batch))
     return y.reshape(*o.x.shape[:-1], width)
-
-
-def in_range(o: Operands) -> Array:
-    """Where an index is one of an entry of the stack."""
-    return (o.index >= 0) & (o.index < o.stack)
-
-
-def select(valid: Array, y: Array, other) -> Array:
-    """The slices of y that are valid, and `other` in place of the rest."""
-    return jnp.where(valid.reshape(*valid.shape, *(1,) * (y.ndim - valid.ndim)), y, other)
 
 
 def _integer_product(

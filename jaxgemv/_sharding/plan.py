@@ -14,8 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxgemv import _reference
-from jaxgemv._operands import Operands, Static
+from jaxgemv._operands import Operands, Static, select
 
 Axes = tuple[str, ...]  # of the mesh, for one dimension of an array; () where it is not cut
 Dims = tuple[Axes, ...]
@@ -128,7 +127,7 @@ def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Arr
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def _select(y: Array, index: Array, first, count: int, other) -> Array:
     """The slices of y whose index is one of `count` from `first` on, and `other` in place of the rest."""
-    return _reference.select((index >= first) & (index < first + count), y, np.asarray(other, y.dtype))
+    return select((index >= first) & (index < first + count), y, other)
 
 
 def axes_of_kind(mesh, kind: AxisType) -> Axes:

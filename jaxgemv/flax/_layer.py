@@ -7,6 +7,7 @@ from flax.linen.dtypes import canonicalize_dtype
 from jax import Array, lax
 
 from jaxgemv import QuantizedTensor, gemv
+from jaxgemv._check import ONE_BYTE
 
 
 def check_precision(op: str, precision) -> None:
@@ -67,7 +68,7 @@ def product(
 
     A scale of one byte does not count: nobody wants results of that type.
     """
-    scale = None if w.scale is None or w.scale.dtype.itemsize == 1 else w.scale
+    scale = None if w.scale is None or w.scale.dtype in ONE_BYTE else w.scale
     dtype = canonicalize_dtype(inputs, scale, bias, dtype=dtype)
     if out_dtype is not None and bias is not None:
         out_dtype = jnp.promote_types(out_dtype, dtype)

@@ -17,9 +17,9 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemv import QuantizedTensor, quantize
+from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
 
-_ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
 # What Flax has called the metadata that names a Variable's axes, newest first.
 _AXIS_NAMES = ("out_sharding", "sharding_names", "sharding")
 
@@ -95,7 +95,7 @@ class QuantLinear(nnx.Module):
             in_axis=-2,
             scale_dtype=scale_dtype,
         )
-        for name in _ARRAYS:
+        for name in ARRAYS:
             array = getattr(w, name)
             if array is not None:
                 array = QuantizedKernel(array, **_metadata(kernel, w.ndim, array.ndim))
@@ -108,7 +108,7 @@ class QuantLinear(nnx.Module):
     @property
     def kernel(self) -> QuantizedTensor:
         """The weight, of shape (out_features, in_features)."""
-        variables = {name: getattr(self, name) for name in _ARRAYS}
+        variables = {name: getattr(self, name) for name in ARRAYS}
         arrays = {name: v[...] for name, v in variables.items() if v is not None}
         return _layer.weight(arrays, bits=self.bits, group_size=self.group_size, k=self.in_features)
 
