@@ -71,7 +71,7 @@ extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index
   problem.M = M, problem.N = N, problem.K = K, problem.bits = bits;
   problem.group = group > 0 ? group : K;
   problem.x = problem.y = is_bf16 ? Dtype::kBF16 : Dtype::kF16;
-  problem.affine = zero[0] != nullptr ? Affine::kZero : Affine::kMid;
+  problem.affine = zero[0] != nullptr ? Affine::kZero : Affine::kSymmetric;
   const Index groups = group > 0 ? jaxgemv::ceil_div(K, group) : 1;
   return time_graph(calls, replays, scratch, [&](cudaStream_t stream) {
     cudaError_t status = cudaSuccess;

@@ -57,5 +57,5 @@ jaxgemv_add_backend(_cuda ${cuda_sources})
 target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # -std by hand: CMake 3.25.1 does not know that nvcc speaks C++20.
 target_compile_options(_cuda PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra;--threads=0>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra,-Werror=switch;--threads=0>")
 message(STATUS "jaxgemv: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "gemv.h"
+#include "kernel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgemv {
@@ -21,10 +21,12 @@ namespace ffi = xla::ffi;
 // The custom call, one for both products: arrays named by the attribute `operands`,
 // "x,packed,scale" say, in that order, and a result y. Those that are absent are not passed.
 //   x (B, M, K)   packed (S, N, words) uint32 or (S, N, bytes) uint8
-//   scale, zero, offset (S | 1[, N[, G]])   bias (S | 1, N)   index (B,)   -> y (B, M, N)
-// Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K).
-// The other names in operands.h have no meaning yet: the call refuses them, as it refuses what it
-// has never heard of, until a kernel takes them.
+//   scale, zero, offset (S | 1[, N[, G]])   codebook (S | 1, 2^bits)   norm (S | 1, K)
+//   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
+// Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
+// with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
+// are (B, M, N / 2). The other names in operands.h have no meaning yet: the call refuses them, as
+// it refuses what it has never heard of, until a kernel takes them.
 struct Call {
   Problem problem;
   Operands operands;
@@ -34,9 +36,10 @@ struct Call {
                                  const ffi::Dictionary& attributes, const char* backend,
                                  const Taken& taken);
 
-  // XLA may hand over one slice of memory as x and as y of an in-place update. A kernel that reads
-  // x while it writes y would race.
-  bool x_overlaps_y() const;
+  // XLA may hand over one slice of memory as an operand and as y of an in-place update. A kernel
+  // that reads x while it writes y would race, unless it copies x before. Residual may be y itself,
+  // but no other part of it.
+  std::optional<ffi::Error> overlap(bool copies_x) const;
 };
 
 // The binding that both handlers share, to which each adds its own context.
@@ -48,15 +51,40 @@ inline ffi::Error invalid(std::string_view what) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jaxgemv: " + std::string(what));
 }
 
-inline bool to_dtype(ffi::DataType type, Dtype* dtype) {
-  if (type == ffi::DataType::F16) return *dtype = Dtype::kF16, true;
-  if (type == ffi::DataType::BF16) return *dtype = Dtype::kBF16, true;
-  if (type == ffi::DataType::F32) return *dtype = Dtype::kF32, true;
-  return false;
+constexpr ffi::DataType type_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16: return ffi::DataType::F16;
+    case Dtype::kBF16: return ffi::DataType::BF16;
+    case Dtype::kF32: return ffi::DataType::F32;
+    case Dtype::kE4M3: return ffi::DataType::F8E4M3FN;
+    case Dtype::kE8M0: return ffi::DataType::F8E8M0FNU;
+  }
+  __builtin_unreachable();
 }
 
-// (S | 1[, N[, G]]) -> strides. `rank` is the largest rank allowed.
-inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, size_t rank, Param* param) {
+inline bool to_dtype(ffi::DataType type, Dtype* dtype) {
+  const auto found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
+                                  [&](Dtype each) { return type_of(each) == type; });
+  if (found == std::end(kDtypes)) return false;
+  *dtype = *found;
+  return true;
+}
+
+// (S | 1, width): values of a vector, one after another.
+inline bool to_vector(ffi::AnyBuffer buffer, const Problem& problem, Index width, Param* param) {
+  const auto dims = buffer.dimensions();
+  if (!to_dtype(buffer.element_type(), &param->dtype) || !is_wide(param->dtype)) return false;
+  if (dims.size() != 2 || dims[1] != width) return false;
+  if (dims[0] != 1 && dims[0] != problem.stack) return false;
+  param->data = buffer.untyped_data();
+  param->n_stride = 1;
+  param->stack_stride = dims[0] > 1 ? width : 0;
+  return true;
+}
+
+// (S | 1[, N[, G]]) -> strides.
+inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, Param* param) {
+  constexpr size_t rank = 3;
   const auto dims = buffer.dimensions();
   if (!to_dtype(buffer.element_type(), &param->dtype)) return false;
   if (dims.size() < 1 || dims.size() > rank) return false;
@@ -97,7 +125,9 @@ inline ffi::ErrorOr<Arrays> to_arrays(ffi::RemainingArgs args, std::string_view 
 struct Attributes {
   std::string_view operands;
   int64_t bits = 0, group = 0;
-  bool transposed = false, has_activation = false;
+  bool transposed = false;
+  Activation activation = Activation::kNone;
+  std::optional<float> eps;
 
   static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
     Attributes a;
@@ -107,8 +137,21 @@ struct Attributes {
     if (operands.has_error() || bits.has_error() || group.has_error() || transposed.has_error())
       return ffi::Unexpected(invalid("needs operands, bits, group and transposed"));
     a.operands = *operands, a.bits = *bits, a.group = *group, a.transposed = *transposed;
-    a.has_activation = given.contains("activation");
-    if (given.size() != 4u + a.has_activation)
+    if (given.contains("activation")) {
+      const auto name = given.get<std::string_view>("activation");
+      if (name.has_error()) return ffi::Unexpected(invalid("activation must be a name"));
+      const auto found =
+          std::find(std::begin(kActivationNames) + 1, std::end(kActivationNames), *name);
+      if (found == std::end(kActivationNames))
+        return ffi::Unexpected(invalid("no activation is called " + std::string(*name)));
+      a.activation = static_cast<Activation>(found - kActivationNames);
+    }
+    if (given.contains("eps")) {
+      const auto eps = given.get<float>("eps");
+      if (eps.has_error()) return ffi::Unexpected(invalid("eps must be a float32"));
+      a.eps = *eps;
+    }
+    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value())
       return ffi::Unexpected(invalid("has an attribute that this version does not know"));
     return a;
   }
@@ -116,9 +159,9 @@ struct Attributes {
 
 inline std::string names_of(OperandSet set) {
   std::string text;
-  for (int i = 0; i < kOperandCount; ++i)
-    if (set.has(static_cast<Operand>(i)))
-      text.append(text.empty() ? "" : ", ").append(kOperandNames[i]);
+  for_each_name(set, [&](std::string_view name) {
+    text.append(text.empty() ? "" : ", ").append(name);
+  });
   return text;
 }
 
@@ -144,7 +187,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   OperandSet& given = call.given;
   for (int i = 0; i < kArrayCount; ++i)
     if ((*arrays)[i] && !kRequired.has(static_cast<Operand>(i))) given.add(static_cast<Operand>(i));
-  if (attrs->has_activation) given.add(Operand::kActivation);
+  if (attrs->activation != Activation::kNone) given.add(Operand::kActivation);
   const ffi::AnyBuffer x = *array(Operand::kX), packed = *array(Operand::kPacked),
                        scale = *array(Operand::kScale);
   if (ffi::ByteWidth(scale.element_type()) == 1) given.add(Operand::kOneByteScale);
@@ -158,21 +201,26 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   if (x_dims.size() != 3 || w_dims.size() != 3 || y_dims.size() != 3)
     return ffi::Unexpected(invalid("x, Wq and y must have rank 3"));
   if (attrs->bits < 1 || attrs->bits > 8) return ffi::Unexpected(invalid("bits must be 1..8"));
-  if (!detail::to_dtype(x.element_type(), &p.x) || !detail::to_dtype(y.element_type(), &p.y))
+  if (!detail::to_dtype(x.element_type(), &p.x) || !is_wide(p.x) ||
+      !detail::to_dtype(y.element_type(), &p.y) || !is_wide(p.y))
     return ffi::Unexpected(invalid("x and y must be float16, bfloat16 or float32"));
 
   p.bits = static_cast<int>(attrs->bits);
   p.batch = x_dims[0];
   p.M = x_dims[1];
   p.transposed = attrs->transposed;
+  p.activation = attrs->activation;
   p.K = p.transposed ? y_dims[2] : x_dims[2];
   p.N = w_dims[1];
   p.group = attrs->group > 0 ? attrs->group : p.K;
   if (p.K < 1 || p.N < 1) return ffi::Unexpected(invalid("N and K must be at least 1"));
+  if (is_gated(p.activation) && p.N % 2 != 0)
+    return ffi::Unexpected(invalid("N must be even for a gated activation"));
   if (x_dims[2] != p.x_width())
     return ffi::Unexpected(invalid("x must have the N of Wq in the transposed product"));
   if (y_dims[0] != p.batch || y_dims[1] != p.M || y_dims[2] != p.y_width())
-    return ffi::Unexpected(invalid("y must have shape (batch, M, N), or (batch, M, K) transposed"));
+    return ffi::Unexpected(invalid("y must have shape (batch, M, N), (batch, M, N / 2) for a gated activation, or "
+                                   "(batch, M, K) transposed"));
 
   const ffi::DataType word = packed.element_type();
   if (word != ffi::DataType::U32 && word != ffi::DataType::U8)
@@ -182,22 +230,40 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
     return ffi::Unexpected(invalid("the rows of Wq do not hold K codes"));
 
   const auto zero = array(Operand::kZero), offset = array(Operand::kOffset),
-             bias = array(Operand::kBias), index = array(Operand::kIndex);
+             codebook = array(Operand::kCodebook), norm = array(Operand::kNorm),
+             bias = array(Operand::kBias), residual = array(Operand::kResidual),
+             index = array(Operand::kIndex);
   p.stack = w_dims[0];
-  for (const auto& each : {array(Operand::kScale), zero, offset, bias})
+  for (const auto& each : {array(Operand::kScale), zero, offset, codebook, norm, bias})
     if (p.stack == 1 && each && each->dimensions().size() > 0 && each->dimensions()[0] > 1)
       p.stack = each->dimensions()[0];
   o.packed_stack_stride = w_dims[0] > 1 ? p.N * bytes : 0;
 
-  if (zero && offset) return ffi::Unexpected(invalid("both zero and offset given"));
-  p.affine = zero ? Affine::kZero : offset ? Affine::kOffset : Affine::kMid;
-  if (!detail::to_param(scale, p, 3, &o.scale))
+  if (!!zero + !!offset + !!codebook > 1)
+    return ffi::Unexpected(invalid("only one of zero, offset and codebook can be given"));
+  p.format = codebook ? Format::kCodebook : Format::kAffine;
+  p.affine = zero ? Affine::kZero : offset ? Affine::kOffset : Affine::kSymmetric;
+  if (!detail::to_param(scale, p, &o.scale))
     return ffi::Unexpected(invalid("scale has the wrong shape or dtype"));
-  if ((zero && !detail::to_param(*zero, p, 3, &o.shift)) ||
-      (offset && !detail::to_param(*offset, p, 3, &o.shift)))
-    return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
-  if (bias && (bias->dimensions().size() != 2 || !detail::to_param(*bias, p, 2, &o.bias)))
+  for (const auto& shift : {zero, offset})
+    if (shift && (!detail::to_param(*shift, p, &o.shift) || !is_wide(o.shift.dtype)))
+      return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
+  if (codebook && !detail::to_vector(*codebook, p, Index{1} << p.bits, &o.codebook))
+    return ffi::Unexpected(invalid("codebook has the wrong shape or dtype"));
+  if (norm && !detail::to_vector(*norm, p, p.K, &o.norm))
+    return ffi::Unexpected(invalid("norm has the wrong shape or dtype"));
+  if (!!norm != attrs->eps.has_value())
+    return ffi::Unexpected(invalid("eps must be given with norm, and only with it"));
+  p.eps = attrs->eps.value_or(0);
+  if (bias && !detail::to_vector(*bias, p, p.N, &o.bias))
     return ffi::Unexpected(invalid("bias has the wrong shape or dtype"));
+  if (residual) {
+    if (residual->dimensions() != y_dims ||
+        !detail::to_dtype(residual->element_type(), &o.residual.dtype) ||
+        !is_wide(o.residual.dtype))
+      return ffi::Unexpected(invalid("residual must have the shape of y and a float dtype"));
+    o.residual.data = residual->untyped_data();
+  }
   if (index) {
     if (index->element_type() != ffi::DataType::S32 ||
         index->element_count() != static_cast<size_t>(p.batch))
@@ -213,12 +279,25 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   return call;
 }
 
-inline bool Call::x_overlaps_y() const {
+inline std::optional<ffi::Error> Call::overlap(bool copies_x) const {
   const Problem& p = problem;
-  const auto x = reinterpret_cast<uintptr_t>(operands.x),
-             y = reinterpret_cast<uintptr_t>(operands.y);
-  const Index rows = p.batch * p.M;
-  return x < y + rows * p.y_width() * size_of(p.y) && y < x + rows * p.x_width() * size_of(p.x);
+  const Index rows = p.batch * p.M, values = rows * p.y_width();
+  const auto y = reinterpret_cast<uintptr_t>(operands.y);
+  const auto meets_y = [&](const void* data, Index bytes) {
+    const auto at = reinterpret_cast<uintptr_t>(data);
+    return data != nullptr && at < y + values * size_of(p.y) && y < at + bytes;
+  };
+  if (!copies_x && meets_y(operands.x, rows * p.x_width() * size_of(p.x)))
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "jaxgemv: x and the result share memory (an in-place update of a donated x "
+                      "that the call reads); copy x, or do not donate it");
+  const Param& residual = operands.residual;
+  const bool is_y = residual.data == operands.y && residual.dtype == p.y;
+  if (!is_y && meets_y(residual.data, values * size_of(residual.dtype)))
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "jaxgemv: residual and the result share memory, but not exactly (in-place "
+                      "updates of different parts); copy residual, or do not donate it");
+  return std::nullopt;
 }
 
 }  // namespace jaxgemv

@@ -16,6 +16,11 @@
 
 namespace jaxgemv {
 
+// What a code stands for: itself, in an affine map with a scale, or an entry of a table.
+enum class Format : uint8_t { kAffine, kCodebook };
+
+inline constexpr const char* kFormatNames[] = {"affine", "codebook"};
+
 // Every offset is computed in 64 bits: a stack of experts passes 2^31 elements easily.
 using Index = int64_t;
 

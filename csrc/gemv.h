@@ -1,38 +1,48 @@
-// What a gemv is, for every backend: shapes, pointers, and how a kernel is chosen.
+// What a gemv is, for every backend: shapes, pointers, and the parts around the product.
 // Nothing here knows CUDA, XLA or nanobind.
 //
 //   y[b, m, n] = bias[n] + sum_k x[b, m, k] * w[s, n, k],   s = index ? index[b] : 0
 //   or transposed: y[b, m, k] = sum_n x[b, m, n] * w[s, n, k]
 //   w[s, n, k] = (q[s, n, k] - zero[s, n, k / group]) * scale[s, n, k / group]
 //              or q[s, n, k] * scale[...] + offset[...]
+//              or codebook[s, q[s, n, k]] * scale[...]
+//
+// With norm, x * rsqrt(mean(x^2) + eps) * norm takes the place of x. An activation is applied to y
+// behind the bias, then residual is added. A gated one makes act(y[n]) * y[n + N / 2] of the N rows
+// of the weight, so that a row of the result is half as wide.
 //
 // An index outside [0, stack) fills its rows of y with NaN and reads no weights.
 #pragma once
 
 #include <cstdint>
-#include <tuple>
 
+#include "dtype.h"
 #include "format.h"
 #include "operands.h"
 
 namespace jaxgemv {
 
-enum class Dtype : uint8_t { kF16, kBF16, kF32 };
-
-constexpr const char* name_of(Dtype dtype) {
-  return dtype == Dtype::kF16 ? "float16" : dtype == Dtype::kBF16 ? "bfloat16" : "float32";
-}
-JAXGEMV_HD constexpr int size_of(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
-
 // How codes become weights; says what `shift` holds.
 enum class Affine : uint8_t {
-  kMid,     // (q - 2^(bits - 1)) * scale, no shift array
-  kZero,    // (q - shift) * scale
-  kOffset,  // q * scale + shift
+  kSymmetric,  // (q - 2^(bits - 1)) * scale, no shift array; codebook[q] * scale
+  kZero,       // (q - shift) * scale
+  kOffset,     // q * scale + shift
 };
 
+enum class Activation : uint8_t { kNone, kRelu, kSilu, kGelu, kGeluExact, kSwiglu, kGeglu };
+
+// As Python calls them; the first is for none.
+inline constexpr std::string_view kActivationNames[] = {"",           "relu",   "silu", "gelu",
+                                                        "gelu_exact", "swiglu", "geglu"};
+
+// Of pairs of rows of the weight, n and n + N / 2.
+JAXGEMV_HD constexpr bool is_gated(Activation activation) {
+  return activation == Activation::kSwiglu || activation == Activation::kGeglu;
+}
+
 // A parameter of the weights, (), (N,) or (N, G), each behind an optional stack dimension. A stride
-// of 0 repeats the value along that dimension, so no shape needs a kernel of its own.
+// of 0 repeats the value along that dimension, so no shape needs a kernel of its own. Of norm (K,)
+// and a codebook (2^bits,) the values are neighbours, and only data, dtype and stack_stride count.
 struct Param {
   const void* data = nullptr;
   Dtype dtype = Dtype::kF32;
@@ -51,12 +61,15 @@ struct Problem {
   int bits = 0;
   Dtype x = Dtype::kF32;
   Dtype y = Dtype::kF32;
-  Affine affine = Affine::kMid;
+  Affine affine = Affine::kSymmetric;
+  Format format = Format::kAffine;
+  Activation activation = Activation::kNone;
   bool transposed = false;
+  float eps = 0;  // of norm
 
   // Values in a row of x and of y.
   Index x_width() const { return transposed ? N : K; }
-  Index y_width() const { return transposed ? K : N; }
+  Index y_width() const { return transposed ? K : is_gated(activation) ? N / 2 : N; }
 };
 
 struct Operands {
@@ -67,64 +80,25 @@ struct Operands {
   Param shift;                      // (N, G) zero or offset, as Problem::affine says
   Param bias;                       // (N,), data is null without one
   const int32_t* index = nullptr;   // (batch,) or null
-  void* y = nullptr;                // (batch, M, N); transposed, (batch, M, K)
+  void* y = nullptr;                // (batch, M, N); transposed, (batch, M, K); gated, N / 2
+  Param codebook;                   // (2^bits,), data is null without one
+  Param norm;                       // (K,), data is null without one
+  Param residual;                   // of y's shape, or data is null; may be y itself
 
   // The operands of a call whose batch starts at slice b.
   Operands from_slice(const Problem& problem, Index b) const {
+    const Index rows = b * problem.M;
+    const auto at = [](auto* data, Index bytes) {
+      return data == nullptr ? data : (decltype(data))((const char*)data + bytes);
+    };
     Operands part = *this;
-    part.x = static_cast<const char*>(x) + b * problem.M * problem.x_width() * size_of(problem.x);
-    part.y = static_cast<char*>(y) + b * problem.M * problem.y_width() * size_of(problem.y);
-    if (index != nullptr) part.index += b;
+    part.x = at(x, rows * problem.x_width() * size_of(problem.x));
+    part.y = at(y, rows * problem.y_width() * size_of(problem.y));
+    part.residual.data = at(residual.data, rows * problem.y_width() * size_of(residual.dtype));
+    part.index = at(index, b * Index{sizeof(int32_t)});
     return part;
   }
 };
-
-// One compiled kernel, as Python and docs/kernels.md see it.
-struct KernelInfo {
-  const char* name;
-  int bits;
-  Dtype x;
-  int rows;             // rows of x that share one read of the weights
-  OperandSet operands;  // that it takes besides kRequired; it is not asked about a call with others
-  bool transposed = false;
-};
-
-// What every kernel takes so far.
-inline constexpr OperandSet kTransposedOperands =
-    OperandSet::of(Operand::kZero, Operand::kOffset, Operand::kIndex);
-inline constexpr OperandSet kProductOperands = kTransposedOperands | OperandSet::of(Operand::kBias);
-
-// What the kernels of a table take between them, for the product and for the transposed one.
-struct Taken {
-  template <typename Kernels>
-  explicit Taken(const Kernels& kernels) {
-    for (const KernelInfo& kernel : kernels)
-      by[kernel.transposed] = by[kernel.transposed] | kernel.operands;
-  }
-
-  OperandSet by[2];
-};
-
-// A kernel is a type with
-//   static constexpr KernelInfo kInfo;
-//   static bool accepts(const Problem&, const Operands&);   // shape, alignment, processor
-//   static <status> run(...);
-// and a backend's table is a std::tuple of such types, fastest first. `select` calls `run_with`
-// with the first that matches bits and dtype, takes the operands that are given and accepts the
-// problem, and with the next ones until a call is true; false when none is. `given`: the operands
-// of the call besides kRequired. They are no part of Problem, which kernels get as it is.
-template <typename Table, typename RunWith>
-bool select(const Problem& problem, const Operands& operands, OperandSet given,
-            RunWith&& run_with) {
-  auto try_one = [&]<typename Kernel>(Kernel) {
-    constexpr KernelInfo kInfo = Kernel::kInfo;
-    if (kInfo.bits != problem.bits || kInfo.x != problem.x) return false;
-    if (!given.without(kInfo.operands).empty()) return false;
-    if (!Kernel::accepts(problem, operands)) return false;
-    return run_with(Kernel{});
-  };
-  return std::apply([&](auto... kernels) { return (try_one(kernels) || ...); }, Table{});
-}
 
 inline bool is_aligned(const void* pointer, Index bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
 
+#include <string>
 #include <string_view>
 
-#include "gemv.h"
+#include "kernel.h"
 
 namespace jaxgemv {
 
@@ -17,9 +19,19 @@ inline nanobind::object to_python(std::string_view text) {
   return nanobind::str(text.data(), text.size());
 }
 
-// `registrations()`, `kernels()` and `operands()` of a backend.
-template <typename Kernels>
-void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kernels kernels) {
+// What a backend is made of, but for its handler: `kernels()` of all there are, and its crossovers.
+//   most_rows   rows of x, up to which kernels are at least as fast as to dequantise and let XLA
+//               multiply
+//   fused_rows  rows of x, up to which norm, activation and residual inside a kernel are faster than
+//               XLA's around another one
+struct Crossovers {
+  Index most_rows, fused_rows;
+};
+
+// All that both modules have for Python, which `_ffi.py` reads.
+template <typename Kernels, typename GetCrossovers>
+void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kernels kernels,
+                    GetCrossovers crossovers) {
   namespace nb = nanobind;
   m.attr("FFI_API_MINOR") = ffi_api_minor;
   m.def(
@@ -36,16 +48,26 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
         nb::list rows;
         for (const KernelInfo& kernel : kernels()) {
           nb::list operands;
-          for (int i = 0; i < kOperandCount; ++i)
-            if (kernel.operands.has(static_cast<Operand>(i)))
-              operands.append(to_python(kOperandNames[i]));
-          rows.append(nb::make_tuple(kernel.name, kernel.bits, name_of(kernel.x), kernel.rows,
-                                     operands, kernel.transposed));
+          for_each_name(kernel.operands,
+                        [&](std::string_view name) { operands.append(to_python(name)); });
+          rows.append(nb::make_tuple(
+              kernel.name, kFormatNames[static_cast<int>(kernel.format)], kernel.bits,
+              to_python(name_of(kernel.x)), kernel.rows, operands, kernel.transposed));
         }
         return rows;
       },
-      "The table, fastest first: rows (name, bits, dtype of x, rows of x that share a read of the "
-      "weights, operands that it takes besides x, packed and scale, transposed).");
+      "The table: rows (name, format, bits, dtype of x, rows of x that share a read of the weights, "
+      "operands that it takes besides x, packed and scale, transposed).");
+  m.def(
+      "crossovers",
+      [crossovers] {
+        const Crossovers c = crossovers();
+        nb::dict rows;
+        rows["most_rows"] = c.most_rows, rows["fused_rows"] = c.fused_rows;
+        return rows;
+      },
+      "Rows of x: most_rows, above which XLA is faster; fused_rows, above which the parts around a "
+      "product are faster outside of it.");
   m.def(
       "operands",
       [] {
@@ -54,6 +76,20 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
         return names;
       },
       "Names of all operands, whether or not a kernel takes them.");
+  m.def(
+      "last_kernel", [] { return trace().last.load(); }, "Name of the kernel that ran last.");
+  m.def(
+      "use_only",
+      [kernels](std::string_view name) {
+        const char* only = nullptr;
+        for (const KernelInfo& kernel : kernels())
+          if (kernel.name == name) only = kernel.name;
+        if (only == nullptr && !name.empty())
+          throw nb::value_error(("no kernel is called " + std::string(name)).c_str());
+        trace().only = only;
+      },
+      nb::arg("name"), "Lets no kernel run but those of this name, or again all for an empty one: "
+      "for tests. Calls that none of them can run fail.");
 }
 
 }  // namespace jaxgemv

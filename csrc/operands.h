@@ -61,6 +61,13 @@ class OperandSet {
   uint32_t bits_ = 0;
 };
 
+// f(name) of each.
+template <typename F>
+constexpr void for_each_name(OperandSet set, F&& f) {
+  for (int i = 0; i < kOperandCount; ++i)
+    if (set.has(static_cast<Operand>(i))) f(kOperandNames[i]);
+}
+
 // What no product can do without.
 inline constexpr OperandSet kRequired =
     OperandSet::of(Operand::kX, Operand::kPacked, Operand::kScale);

@@ -10,10 +10,6 @@ from jaxgemv._check import ONE_BYTE
 from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
 
-# Up to so many rows for one matrix a kernel is always at least as fast as to dequantise and let XLA multiply.
-# A table may say that it is for more.
-MAX_ROWS = 64
-
 _REQUIRED = {"x", "packed", "scale"}
 
 
@@ -32,7 +28,19 @@ def kernels_for(platform: str, o: Operands, s: Static) -> list[Kernel]:
     if o.scale is None:
         return []
     given = facts(o, s)
-    return [k for k in backends[platform].find(s.bits, o.x.dtype, s.k is not None) if given <= k.operands]
+    return [k for k in _find(platform, o, s) if given <= k.operands]
+
+
+def _find(platform: str, o: Operands, s: Static) -> list[Kernel]:
+    format = "affine" if o.codebook is None else "codebook"
+    return backends[platform].find(s.bits, o.x.dtype, s.k is not None, format)
+
+
+def fuses(platform: str, o: Operands, s: Static) -> bool:
+    """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
+    # Under jax.export rows may be symbolic, and then may be few.
+    few = not isinstance(o.rows, int) or o.rows <= backends[platform].fused_rows
+    return few and bool(kernels_for(platform, o, s))
 
 
 def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
@@ -46,7 +54,7 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
         o, s = _around.inside(o, s)
         return why_no_kernel(platform, o, s)
     kind = "kernel" if s.k is None else "kernel for gradients"
-    found = [] if o.scale is None else backend.find(s.bits, o.x.dtype, s.k is not None)
+    found = [] if o.scale is None else _find(platform, o, s)
     if found:
         lacking = facts(o, s) - frozenset().union(*(k.operands for k in found))
         names = ", ".join(name for name in FACTS if name in lacking) or "these operands together"
@@ -76,19 +84,15 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
     if reason or platform is None or s.implementation is not None:
         return reason
     # Under jax.export it may be symbolic, and then may be small.
-    if isinstance(o.rows, int) and o.rows > (most := most_rows(platform, o, s)):
+    if isinstance(o.rows, int) and o.rows > (most := backends[platform].most_rows):
         return f"{o.rows} rows of x are more than {most}"
     return None
 
 
 def shared_rows(platform: str, o: Operands, s: Static) -> int:
-    """The most rows of x that share one read of the weights."""
-    return max((k.rows for k in kernels_for(platform, o, s)), default=0)
-
-
-def most_rows(platform: str, o: Operands, s: Static) -> int:
-    """Rows of x, above which the weight is dequantised and XLA multiplies."""
-    return max(MAX_ROWS, shared_rows(platform, o, s))
+    """The most rows of x that share one read of the weights, as far as kernels are the faster way."""
+    shared = max((k.rows for k in kernels_for(platform, o, s)), default=0)
+    return min(shared, backends[platform].most_rows)
 
 
 def _has_gpu() -> bool:

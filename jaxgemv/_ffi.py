@@ -1,7 +1,8 @@
 """Loads the compiled backends, guards the FFI version, registers their targets.
 
-Each backend is an extension module with four things: `FFI_API_MINOR`, the version of XLA's FFI it was built for;
-`registrations()`, target name to capsule; `operands()`, all names that its call knows; and `kernels()`, its table.
+Each backend is an extension module (csrc/module.h) with `FFI_API_MINOR`, the version of XLA's FFI it was built for;
+`registrations()`, target name to capsule; `operands()`, all names that its call knows; `kernels()`, its table; and
+`crossovers()`, the measured rows of x up to which kernels, and their fused parts, are the faster way.
 """
 
 import importlib
@@ -33,6 +34,7 @@ class Kernel(NamedTuple):
     """
 
     name: str
+    format: str  # what a code stands for: "affine" or "codebook"
     bits: int
     x: str
     rows: int
@@ -45,11 +47,15 @@ class Backend(NamedTuple):
 
     kernels: tuple[Kernel, ...]
     missing: str | None = None
+    most_rows: int = 0  # of x, above which XLA is faster
+    fused_rows: int = 0  # above which it is faster with the parts around a product outside of the kernel
 
-    def find(self, bits: int, x_dtype, transposed: bool = False) -> list[Kernel]:
+    def find(
+        self, bits: int, x_dtype, transposed: bool = False, format: str = "affine"
+    ) -> list[Kernel]:
         """The kernels for that, whatever else they take."""
-        kind = bits, str(x_dtype), transposed
-        return [k for k in self.kernels if (k.bits, k.x, k.transposed) == kind]
+        kind = format, bits, str(x_dtype), transposed
+        return [k for k in self.kernels if (k.format, k.bits, k.x, k.transposed) == kind]
 
 
 def _runtime_ffi_minor() -> int:
@@ -74,7 +80,7 @@ def _load(module_name: str, platform: str) -> Backend:
         return Backend((), reason)
     for name, capsule in module.registrations().items():
         jax.ffi.register_ffi_target(name, capsule, platform=platform)
-    return Backend(_table(module))
+    return _backend(module)
 
 
 def _unusable(module) -> str | None:
@@ -88,10 +94,10 @@ def _unusable(module) -> str | None:
     return None
 
 
-def _table(module) -> tuple[Kernel, ...]:
-    return tuple(
-        Kernel(name, bits, x, rows, frozenset(operands), transposed)
-        for name, bits, x, rows, operands, transposed in module.kernels()
+def _backend(module) -> Backend:
+    kernels = (Kernel(*row) for row in module.kernels())
+    return Backend(
+        tuple(k._replace(operands=frozenset(k.operands)) for k in kernels), **module.crossovers()
     )
 
 
@@ -110,4 +116,17 @@ def set_cpu_level(name: str) -> None:
     """
     module = importlib.import_module("jaxgemv._cpu")
     module.set_level(name)
-    backends["cpu"] = Backend(_table(module))
+    backends["cpu"] = _backend(module)
+
+
+def last_kernel(platform: str) -> str:
+    """Name of the kernel that ran last; "" before any has. A program that XLA has captured in a graph may not tell."""
+    return importlib.import_module(_MODULES[platform][0]).last_kernel()
+
+
+def use_only(platform: str, name: str) -> None:
+    """Lets no kernel run but those of this name, or again all for "": for tests and benchmarks.
+
+    A call that none of them can run fails, and so do programs that were compiled before.
+    """
+    importlib.import_module(_MODULES[platform][0]).use_only(name)

@@ -194,10 +194,10 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     def lowered(f):
         return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
 
-    fused = platform is not None and own is None and _dispatch.kernels_for(platform, o, s)
+    reason = _dispatch.why_reference(platform, obstacle, o, s)
+    fused = platform and not reason and own is None and _dispatch.fuses(platform, o, s)
     if _around.has_parts(o, s) and not fused:
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
-    reason = _dispatch.why_reference(platform, obstacle, o, s)
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
     run = partial(_kernel_call, platform=platform) if platform and not reason else _reference.product
@@ -224,7 +224,7 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     if o.index is None:
         return call(x, None).reshape(shape)
     nbytes = prod(o.packed.shape[1:]) * o.packed.dtype.itemsize
-    share = min(_dispatch.MAX_ROWS, _dispatch.shared_rows(platform, o, s))
+    share = _dispatch.shared_rows(platform, o, s)
     size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=share, platform=platform)
     if size > 1 and o.residual is None:
         call = partial(_grouped.in_tiles, call, stack=o.stack, size=size, platform=platform)

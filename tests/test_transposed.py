@@ -8,7 +8,6 @@ from problems import Case, make
 from tolerance import assert_close
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._dispatch import MAX_ROWS
 
 
 def transposed(ct, w, k: int, implementation, *, out="float32", index=None):

@@ -73,7 +73,7 @@ std::vector<KernelInfo> kernels() {
   for (const bool transposed : {false, true})
     for (int bits = 1; bits <= 8; ++bits)
       for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
-        rows.push_back({level.name, bits, x, transposed ? kSharedRows : level.rows,
+        rows.push_back({level.name, Format::kAffine, bits, x, transposed ? kSharedRows : level.rows,
                         transposed ? kTransposedOperands : kProductOperands, transposed});
   return rows;
 }
@@ -316,9 +316,17 @@ ffi::Future start(const Call& call, ffi::ThreadPool pool) {
 
 ffi::Future gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes,
                  ffi::ThreadPool pool) {
-  static const Taken taken(kernels());
+  struct Row {
+    KernelInfo info;
+  };
+  static const Taken taken([] {
+    std::vector<Row> rows;
+    for (const KernelInfo& info : kernels()) rows.push_back({info});
+    return rows;
+  }());
   const ffi::ErrorOr<Call> call = Call::from(args, *y, attributes, "cpu", taken);
   if (!call.has_value()) return finished(call.error());
+  if (const auto error = call->overlap(/*copies_x=*/true)) return finished(*error);
   if (y->element_count() == 0) return finished(ffi::Error::Success());
   return call->problem.transposed ? start<TransposedProduct>(*call, pool)
                                   : start<Product>(*call, pool);

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "../gemv.h"
+#include "../kernel.h"
 
 namespace jaxgemv {
 

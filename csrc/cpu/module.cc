@@ -32,7 +32,8 @@ void set_level(const std::string& name) {
 }  // namespace
 
 NB_MODULE(_cpu, m) {
-  define_backend(m, kFfiApiMinor, reinterpret_cast<void*>(&jaxgemv_gemv_v1), &kernels);
+  define_backend(m, kFfiApiMinor, reinterpret_cast<void*>(&jaxgemv_gemv_v1), &kernels,
+                 [] { return Crossovers{current_level()->rows, 0}; });
   m.def("levels", &levels, "Instruction-set levels that this processor supports, best first.");
   m.def("set_level", &set_level, nb::arg("name"), "Use another level than the best: for tests.");
   m.def(

@@ -84,7 +84,7 @@ inline GroupParams group_params(const Problem& p, const Operands& o, Index stack
     return read_vector(param.dtype, param.data, first + g, min_of(kLanes, groups - g));
   };
   const Floats scale = read(o.scale);
-  if (p.affine == Affine::kMid) return {scale, scale * -static_cast<float>(mid_code(p.bits))};
+  if (p.affine == Affine::kSymmetric) return {scale, scale * -static_cast<float>(mid_code(p.bits))};
   const Floats shift = read(o.shift);
   return {scale, p.affine == Affine::kOffset ? shift : -shift * scale};
 }

@@ -55,7 +55,7 @@ cudaError_t launch(const Problem& problem, const Operands& operands, OperandSet 
     part.batch = std::min(kMaxBatch, problem.batch - first);
     Operands slices = operands.from_slice(problem, first);
     // Kernels may read shift before they look at affine.
-    if (problem.affine == Affine::kMid) slices.shift = slices.scale;
+    if (problem.affine == Affine::kSymmetric) slices.shift = slices.scale;
     const auto run = [&]<typename Kernel>(Kernel) {
       if (!only.empty() && Kernel::kInfo.name != only) return false;
       status = Kernel::run(part, slices, stream);

@@ -94,7 +94,7 @@ struct GroupTerms {
     for (int r = 0; r < 2; ++r) {
       f[r] = __shfl_sync(~0u, v, quad + r);
       const float shift = __shfl_sync(~0u, v, quad + 2 + r);
-      const float zero = affine == Affine::kZero ? shift : affine == Affine::kMid ? mid : 0.f;
+      const float zero = affine == Affine::kZero ? shift : affine == Affine::kSymmetric ? mid : 0.f;
       c[r] = fmaf(centre - zero, f[r], affine == Affine::kOffset ? shift : 0.f);
     }
   }

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     const uint64_t codes = load_octet<kBits>(row + octet * kBits, bytes - octet * kBits, aligned);
     Index g = k0 / problem.group, next = (g + 1) * problem.group;
     float scale = load(operands.scale, s, n, g);
-    float shift = problem.affine == Affine::kMid ? mid_code(kBits) : load(operands.shift, s, n, g);
+    float shift = problem.affine == Affine::kSymmetric ? mid_code(kBits) : load(operands.shift, s, n, g);
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
       const Index k = k0 + i;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
       if (k == next) {
         ++g, next += problem.group;
         scale = load(operands.scale, s, n, g);
-        if (problem.affine != Affine::kMid) shift = load(operands.shift, s, n, g);
+        if (problem.affine != Affine::kSymmetric) shift = load(operands.shift, s, n, g);
       }
       const float q = code_of<kBits>(codes, i);
       const float w = problem.affine == Affine::kOffset ? q * scale + shift : (q - shift) * scale;

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
         const int n = n0 + 32 * i + lane, row = min(n, N - 1);
         const float its = load(operands.scale, s, row, group);
         const float other = load(operands.shift, s, row, group);
-        const float zero = problem.affine == Affine::kMid ? mid_code(kBits) : other;
+        const float zero = problem.affine == Affine::kSymmetric ? mid_code(kBits) : other;
         scale[i] = n < N ? its : 0;
         shift[i] = n < N ? problem.affine == Affine::kOffset ? other : -zero * its : 0;
       }

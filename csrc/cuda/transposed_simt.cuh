@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       operands.packed + max(s, 0) * operands.packed_stack_stride + k0 / kOctet * kBits;
 
   const auto shift_of = [&](Index n, Index g) {
-    return problem.affine == Affine::kMid ? mid_code(kBits) : load(operands.shift, s, n, g);
+    return problem.affine == Affine::kSymmetric ? mid_code(kBits) : load(operands.shift, s, n, g);
   };
   float y[kSimtRows][kOctet] = {};
   const Index end = s < 0 || k0 >= K ? 0 : N, step = Index{team.ranks()} * kWarps * kUnroll;

@@ -123,7 +123,7 @@ __device__ __forceinline__ void consume(const Problem& problem, const Operands& 
       row_bits[j] = load_bits(groups + j * tile_stride, dtype, 0);
 
   // Lanes t < 2 make f = scale * kWorth, the others c, both as (at0 + at1 * v) * scale + at2 * v.
-  const bool makes_c = t >= 2, is_mid = problem.affine == Affine::kMid;
+  const bool makes_c = t >= 2, is_mid = problem.affine == Affine::kSymmetric;
   const float at0 = makes_c ? C::kCentre - (is_mid ? mid_code(kBits) : 0) : C::kWorth;
   const float at1 = makes_c && problem.affine == Affine::kZero ? -1.f : 0.f;
   const float at2 = makes_c && problem.affine == Affine::kOffset ? 1.f : 0.f;

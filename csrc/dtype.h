@@ -1,0 +1,60 @@
+// Element types. Every function here, and every one that takes a Dtype apart, is a switch without a
+// default: -Werror=switch makes a new dtype a compile error wherever it matters.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "format.h"
+
+namespace jaxgemv {
+
+enum class Dtype : uint8_t { kF16, kBF16, kF32, kE4M3, kE8M0 };
+
+inline constexpr Dtype kDtypes[] = {Dtype::kF16, Dtype::kBF16, Dtype::kF32, Dtype::kE4M3,
+                                    Dtype::kE8M0};
+
+// As JAX calls them.
+constexpr std::string_view name_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16: return "float16";
+    case Dtype::kBF16: return "bfloat16";
+    case Dtype::kF32: return "float32";
+    case Dtype::kE4M3: return "float8_e4m3fn";
+    case Dtype::kE8M0: return "float8_e8m0fnu";
+  }
+  __builtin_unreachable();
+}
+
+JAXGEMV_HD constexpr int size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16:
+    case Dtype::kBF16: return 2;
+    case Dtype::kF32: return 4;
+    case Dtype::kE4M3:
+    case Dtype::kE8M0: return 1;
+  }
+  __builtin_unreachable();
+}
+
+// Those that x, y and all parameters but a scale may have.
+JAXGEMV_HD constexpr bool is_wide(Dtype dtype) { return size_of(dtype) > 1; }
+
+// The bits of the float32 that a byte stands for; NaN where it stands for none.
+JAXGEMV_HD constexpr uint32_t bits_of_e4m3(uint32_t byte) {
+  const uint32_t exponent = byte >> 3 & 15, mantissa = byte & 7, sign = (byte & 128) << 24;
+  if ((byte & 127) == 127) return 0x7fc00000;
+  if (exponent > 0) return sign | (exponent + 120) << 23 | mantissa << 20;
+  if (mantissa == 0) return sign;
+  const uint32_t log = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;  // mantissa * 2^-9
+  return sign | (log + 118) << 23 | (mantissa << (23 - log) & 0x7fffff);
+}
+JAXGEMV_HD constexpr uint32_t bits_of_e8m0(uint32_t byte) {
+  return byte == 0 ? 0x00400000 : byte == 255 ? 0x7fc00000 : byte << 23;
+}
+
+static_assert(bits_of_e4m3(0x38) == 0x3f800000 && bits_of_e4m3(0x01) == 0x3b000000 &&
+              bits_of_e4m3(0x87) == 0xbc600000 && bits_of_e4m3(0x7e) == 0x43e00000);
+static_assert(bits_of_e8m0(127) == 0x3f800000);
+
+}  // namespace jaxgemv
