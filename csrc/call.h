@@ -159,9 +159,8 @@ struct Attributes {
 
 inline std::string names_of(OperandSet set) {
   std::string text;
-  for_each_name(set, [&](std::string_view name) {
-    text.append(text.empty() ? "" : ", ").append(name);
-  });
+  for_each_name(set,
+                [&](std::string_view name) { text.append(text.empty() ? "" : ", ").append(name); });
   return text;
 }
 
@@ -219,8 +218,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   if (x_dims[2] != p.x_width())
     return ffi::Unexpected(invalid("x must have the N of Wq in the transposed product"));
   if (y_dims[0] != p.batch || y_dims[1] != p.M || y_dims[2] != p.y_width())
-    return ffi::Unexpected(invalid("y must have shape (batch, M, N), (batch, M, N / 2) for a gated activation, or "
-                                   "(batch, M, K) transposed"));
+    return ffi::Unexpected(
+        invalid("y must have shape (batch, M, N), (batch, M, N / 2) for a gated activation, or "
+                "(batch, M, K) transposed"));
 
   const ffi::DataType word = packed.element_type();
   if (word != ffi::DataType::U32 && word != ffi::DataType::U8)

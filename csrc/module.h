@@ -50,13 +50,14 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
           nb::list operands;
           for_each_name(kernel.operands,
                         [&](std::string_view name) { operands.append(to_python(name)); });
-          rows.append(nb::make_tuple(
-              kernel.name, kFormatNames[static_cast<int>(kernel.format)], kernel.bits,
-              to_python(name_of(kernel.x)), kernel.rows, operands, kernel.transposed));
+          rows.append(nb::make_tuple(kernel.name, kFormatNames[static_cast<int>(kernel.format)],
+                                     kernel.bits, to_python(name_of(kernel.x)), kernel.rows,
+                                     operands, kernel.transposed));
         }
         return rows;
       },
-      "The table: rows (name, format, bits, dtype of x, rows of x that share a read of the weights, "
+      "The table: rows (name, format, bits, dtype of x, rows of x that share a read of the "
+      "weights, "
       "operands that it takes besides x, packed and scale, transposed).");
   m.def(
       "crossovers",
@@ -76,8 +77,7 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
         return names;
       },
       "Names of all operands, whether or not a kernel takes them.");
-  m.def(
-      "last_kernel", [] { return trace().last.load(); }, "Name of the kernel that ran last.");
+  m.def("last_kernel", [] { return trace().last.load(); }, "Name of the kernel that ran last.");
   m.def(
       "use_only",
       [kernels](std::string_view name) {
@@ -88,7 +88,8 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
           throw nb::value_error(("no kernel is called " + std::string(name)).c_str());
         trace().only = only;
       },
-      nb::arg("name"), "Lets no kernel run but those of this name, or again all for an empty one: "
+      nb::arg("name"),
+      "Lets no kernel run but those of this name, or again all for an empty one: "
       "for tests. Calls that none of them can run fail.");
 }
 

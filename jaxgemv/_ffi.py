@@ -50,9 +50,7 @@ class Backend(NamedTuple):
     most_rows: int = 0  # of x, above which XLA is faster
     fused_rows: int = 0  # above which it is faster with the parts around a product outside of the kernel
 
-    def find(
-        self, bits: int, x_dtype, transposed: bool = False, format: str = "affine"
-    ) -> list[Kernel]:
+    def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
         kind = format, bits, str(x_dtype), transposed
         return [k for k in self.kernels if (k.format, k.bits, k.x, k.transposed) == kind]
@@ -96,9 +94,7 @@ def _unusable(module) -> str | None:
 
 def _backend(module) -> Backend:
     kernels = (Kernel(*row) for row in module.kernels())
-    return Backend(
-        tuple(k._replace(operands=frozenset(k.operands)) for k in kernels), **module.crossovers()
-    )
+    return Backend(tuple(k._replace(operands=frozenset(k.operands)) for k in kernels), **module.crossovers())
 
 
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}

@@ -143,7 +143,10 @@ BAD = (
         "scale has the wrong shape or dtype",
         {"packed": array(2, 6, 8, dtype=np.uint32), "scale": array(3, 6, 4)},
     ),
-    ("only one of zero, offset and codebook can be given", {"zero": array(1, 6, 4), "offset": array(1, 6, 4)}),
+    (
+        "only one of zero, offset and codebook can be given",
+        {"zero": array(1, 6, 4), "offset": array(1, 6, 4)},
+    ),
     ("scale has the wrong shape or dtype", {"scale": array(1, 5, 4)}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),
     ("scale has the wrong shape or dtype", {"scale": array(0)}),

@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     const uint64_t codes = load_octet<kBits>(row + octet * kBits, bytes - octet * kBits, aligned);
     Index g = k0 / problem.group, next = (g + 1) * problem.group;
     float scale = load(operands.scale, s, n, g);
-    float shift = problem.affine == Affine::kSymmetric ? mid_code(kBits) : load(operands.shift, s, n, g);
+    float shift =
+        problem.affine == Affine::kSymmetric ? mid_code(kBits) : load(operands.shift, s, n, g);
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
       const Index k = k0 + i;
