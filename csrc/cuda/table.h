@@ -1,6 +1,8 @@
 // The table of kernels: what each folder contributes, and all of it.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <span>
 
 #include "../kernel.h"
@@ -20,6 +22,15 @@ struct Kernel {
 template <typename Type>
 constexpr Kernel row() {
   return {Type::kInfo, Type::supports, Type::run};
+}
+
+// The rows of some widths and dtypes in one array.
+template <size_t... kCounts>
+constexpr auto join(const Kernel (&... rows)[kCounts]) {
+  std::array<Kernel, (kCounts + ...)> all{};
+  auto at = all.begin();
+  ((at = std::copy(rows, rows + kCounts, at)), ...);
+  return all;
 }
 
 using Rows = std::span<const Kernel>;
