@@ -187,7 +187,7 @@ TRANSPOSED = {
 BAD_TRANSPOSED = (
     ("x, Wq and y must have rank 3", {"x": array(2, 6)}),
     ("x must have the N of Wq", {"x": array(1, 2, 7)}),
-    ("y must have shape (batch, M, N), or (batch, M, K)", {"x": array(1, 3, 6)}),
+    ("y must have shape (batch, M, N), (batch, M, N / 2)", {"x": array(1, 3, 6)}),
     ("the rows of Wq do not hold K codes", {"y": jax.ShapeDtypeStruct((1, 2, 65), np.float32)}),
     ("N and K must be at least 1", {"packed": array(1, 0, 8, dtype=np.uint32)}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 3)}),

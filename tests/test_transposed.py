@@ -9,6 +9,8 @@ from tolerance import assert_close
 
 from jaxgemv import QuantizedTensor, gemv
 
+MAX_ROWS = 64
+
 
 def transposed(ct, w, k: int, implementation, *, out="float32", index=None):
     """What `ct`, a cotangent of gemv's result, makes of x: one transposed product."""
