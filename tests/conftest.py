@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxgemv._ffi import backends, cpu_levels, set_cpu_level
+from jaxgemv._ffi import backends, cpu_isas, set_cpu_isa
 
 
 class KernelParam(NamedTuple):
@@ -24,7 +24,7 @@ class KernelParam(NamedTuple):
 
 
 # Instruction sets of the CPU that this processor has; its table of kernels is of the best one only.
-LEVELS = cpu_levels()
+LEVELS = cpu_isas()
 
 
 def _kernel_params(transposed: bool) -> list:
@@ -45,8 +45,8 @@ def _on(backend: str, level: str = ""):
     device = jax.devices(None if backend == "xla" else backend)[0]
     with jax.default_device(device), contextlib.ExitStack() as stack:
         if level:
-            stack.callback(set_cpu_level, LEVELS[0])
-            set_cpu_level(level)
+            stack.callback(set_cpu_isa, LEVELS[0])
+            set_cpu_isa(level)
         yield
 
 
