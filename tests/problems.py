@@ -14,7 +14,8 @@ class Case(NamedTuple):
     """group: codes that share a scale, or "row" for scale (N,), or "tensor" for scale ().
 
     form: "mid" (no zero), "zero" (integers in scale's dtype), "fraction" (fractional zero), "integer" (int32 zero)
-    or "offset". Bias and uint8 bytes ride along with some cases rather than multiply them.
+    or "offset". Bias, uint8 bytes and a dtype of scale, zero and offset that is not x's ride along with some cases
+    rather than multiply them.
     """
 
     m: int
@@ -24,9 +25,10 @@ class Case(NamedTuple):
     form: str = "mid"
     bias: bool = False
     bytes: bool = False
+    scale: str = ""
 
     def __str__(self) -> str:
-        extras = "-bias" * self.bias + "-bytes" * self.bytes
+        extras = "-bias" * self.bias + "-bytes" * self.bytes + f"-{self.scale}" * bool(self.scale)
         return f"{self.m}x{self.n}x{self.k}-{self.group}-{self.form}{extras}"
 
 
@@ -105,7 +107,7 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
 
     Exact values are small integers times powers of two: their sums stay far below 2^24 of the smallest unit.
     """
-    dtype, scale_dtype = jnp.dtype(dtype), jnp.dtype(scale_dtype or dtype)
+    dtype, scale_dtype = jnp.dtype(dtype), jnp.dtype(scale_dtype or case.scale or dtype)
     m, n, k, group = *case[:3], case.k if isinstance(case.group, str) else case.group
     shape = {"tensor": (), "row": (n,)}.get(case.group, (n, -(-k // group)))
     integers = partial(rng.integers, endpoint=True)

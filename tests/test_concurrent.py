@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import compiled
 from problems import Case, make
 
 from jaxgemv import gemv
@@ -24,9 +25,6 @@ CASES = (
     (4, Case(8, 96, 2048, 64, "offset", bias=True)),
     (3, Case(2, 257, 384, "row", "mid")),
     (8, Case(33, 64, 1024, 128, "zero")),
-)
-compiled = pytest.mark.parametrize(
-    "backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
 )
 
 
