@@ -3,6 +3,7 @@
 A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
 """
 
+import contextlib
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 from problems import Case
 
 from jaxgemv import _ffi, gemv
-from jaxgemv._ffi import backends
+from jaxgemv._ffi import backends, use_only
 from jaxgemv._ffi import cpu_levels as cpu_isas
 from jaxgemv._ffi import set_cpu_level as set_cpu_isa
 
@@ -269,6 +270,24 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         return (transposed_anything if transposed else anything)(kernel.bits)
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     return cases(kernel.bits)
+
+
+@contextlib.contextmanager
+def on(backend: str, isa: str = "", name: str = ""):
+    """Arrays made by the test live where the backend runs, also on a machine with a GPU; and no other kernel runs."""
+    if backend in backends and backends[backend].missing:
+        pytest.fail(f"the {backend} backend is {backends[backend].missing}")
+    device = jax.devices(None if backend == "xla" else backend)[0]
+    if name == "wgmma" and not device.compute_capability.startswith("9."):
+        pytest.skip("wgmma is for Hopper")
+    with jax.default_device(device), contextlib.ExitStack() as stack:
+        if isa:
+            stack.callback(set_cpu_isa, ISAS[0])
+            set_cpu_isa(isa)
+        if name:
+            stack.callback(use_only, backend, "")
+            use_only(backend, name)
+        yield
 
 
 def assert_ran(kernel: KernelParam) -> None:

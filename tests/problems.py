@@ -119,6 +119,8 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
         x = rng.standard_normal((m, k))
         scale = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
         offset, bias = rng.standard_normal(shape), rng.standard_normal(n)
+    if scale_dtype.itemsize == 1:  # of which one has no sign; and parameters that are not scales have 16 bits
+        scale, scale_dtype = np.abs(scale).astype(scale_dtype), dtype
     zero = None
     if case.form in ("zero", "fraction", "integer"):
         zero = integers(0, 1 << bits, shape) + 0.5 * (case.form == "fraction")
@@ -127,7 +129,7 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
     return Problem(
         x=np.asarray(x).astype(dtype),
         packed=packed.view(np.uint8) if case.bytes else packed,
-        scale=np.asarray(scale).astype(scale_dtype),
+        scale=scale if scale.dtype.itemsize == 1 else np.asarray(scale).astype(scale_dtype),
         zero=zero,
         offset=np.asarray(offset).astype(scale_dtype) if case.form == "offset" else None,
         bias=np.asarray(bias).astype(dtype) if case.bias else None,
