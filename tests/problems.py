@@ -14,7 +14,8 @@ class Case(NamedTuple):
     """group: codes that share a scale, or "row" for scale (N,), or "tensor" for scale ().
 
     form: "mid" (no zero), "zero" (integers in scale's dtype), "fraction" (fractional zero), "integer" (int32 zero)
-    or "offset". Bias and uint8 bytes ride along with some cases rather than multiply them.
+    or "offset". Bias, uint8 bytes and a dtype of scale, zero and offset that is not x's ride along with some cases
+    rather than multiply them.
     """
 
     m: int
@@ -24,9 +25,10 @@ class Case(NamedTuple):
     form: str = "mid"
     bias: bool = False
     bytes: bool = False
+    scale: str = ""
 
     def __str__(self) -> str:
-        extras = "-bias" * self.bias + "-bytes" * self.bytes
+        extras = "-bias" * self.bias + "-bytes" * self.bytes + f"-{self.scale}" * bool(self.scale)
         return f"{self.m}x{self.n}x{self.k}-{self.group}-{self.form}{extras}"
 
 
@@ -105,7 +107,7 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
 
     Exact values are small integers times powers of two: their sums stay far below 2^24 of the smallest unit.
     """
-    dtype, scale_dtype = jnp.dtype(dtype), jnp.dtype(scale_dtype or dtype)
+    dtype, scale_dtype = jnp.dtype(dtype), jnp.dtype(scale_dtype or case.scale or dtype)
     m, n, k, group = *case[:3], case.k if isinstance(case.group, str) else case.group
     shape = {"tensor": (), "row": (n,)}.get(case.group, (n, -(-k // group)))
     integers = partial(rng.integers, endpoint=True)
@@ -117,6 +119,8 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
         x = rng.standard_normal((m, k))
         scale = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
         offset, bias = rng.standard_normal(shape), rng.standard_normal(n)
+    if scale_dtype.itemsize == 1:  # of which one has no sign; and parameters that are not scales have 16 bits
+        scale, scale_dtype = np.abs(scale).astype(scale_dtype), dtype
     zero = None
     if case.form in ("zero", "fraction", "integer"):
         zero = integers(0, 1 << bits, shape) + 0.5 * (case.form == "fraction")
@@ -125,7 +129,7 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
     return Problem(
         x=np.asarray(x).astype(dtype),
         packed=packed.view(np.uint8) if case.bytes else packed,
-        scale=np.asarray(scale).astype(scale_dtype),
+        scale=scale if scale.dtype.itemsize == 1 else np.asarray(scale).astype(scale_dtype),
         zero=zero,
         offset=np.asarray(offset).astype(scale_dtype) if case.form == "offset" else None,
         bias=np.asarray(bias).astype(dtype) if case.bias else None,

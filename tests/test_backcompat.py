@@ -3,13 +3,11 @@
 import backcompat
 import numpy as np
 import pytest
+from kernels import compiled
 
 from jaxgemv._ffi import backends
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-compiled = pytest.mark.parametrize(
-    "backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
-)
 
 
 def check(file, platforms, times: int) -> None:

@@ -2,8 +2,8 @@
 
 import importlib
 import re
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,16 +19,28 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not beside the tests")
 
 
-def output_of(name: str, *options: str) -> str:
-    command = [sys.executable, EXAMPLES / name, *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+@pytest.fixture
+def example(monkeypatch, capsys):
+    """load(name) imports an example; run(it, *options) is what it prints. On less text than it reads by itself."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    corpus = importlib.import_module("corpus")
+    monkeypatch.setattr(corpus, "held_out_windows", partial(corpus.held_out_windows, per_module=1))
+
+    def run(module, *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", [module.__name__, *options])
+        module.main()
+        return capsys.readouterr().out
+
+    return importlib.import_module, run
 
 
-def test_llama():
+def test_llama(example, monkeypatch):
+    load, run = example
+    llama = load("llama")
+    speed = llama.tokens_per_second
+    monkeypatch.setattr(llama, "tokens_per_second", lambda *args, seconds: speed(*args, seconds=0))
     prompt = "def factorial(n):\n"
-    output = output_of("llama.py", "--size", "none", "--tokens", "16", "--prompt", prompt)
+    output = run(llama, "--size", "none", "--tokens", "16", "--prompt", prompt)
     assert prompt in output
     rows = re.findall(r"(bf16|f32|int8|int4)\W+([\d.]+)\W+([\d.]+)\W+([\d.]+)", output)
     bits = {kind: float(value) for kind, _, _, value in rows}
@@ -39,10 +51,10 @@ def test_llama():
     assert abs(bits["int4"] - bits["bf16"]) < 0.1
 
 
-def test_loop_over_layers(monkeypatch):
+def test_loop_over_layers(example):
     """--scan: the same model, its layers in one array each."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    model = importlib.import_module("model")
+    load, _ = example
+    model = load("model")
     config = model.Config(vocab=32, d_model=64, n_layers=3, n_heads=4, head_dim=16, d_ff=96, context=8)
     leaves, structure = jax.tree.flatten(model.shapes(config))
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -65,15 +77,20 @@ def test_loop_over_layers(monkeypatch):
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
 
 
-def test_moe():
-    output = output_of("moe.py", "--tokens", "5")
+def test_moe(example):
+    load, run = example
+    output = run(load("moe"), "--tokens", "5")
     (error,) = re.findall(r"dense computation: (\S+)", output)
     assert float(error) < 1e-5
 
 
-def test_lora():
+def test_lora(example, monkeypatch):
     pytest.importorskip("optax")
-    output = output_of("lora.py", "--module", "json", "--steps", "6", "--batch", "2")
+    load, run = example
+    lora = load("lora")
+    windows_of = lora.windows_of
+    monkeypatch.setattr(lora, "windows_of", lambda *args: [half[:8] for half in windows_of(*args)])
+    output = run(lora, "--module", "json", "--steps", "6", "--batch", "2")
     changes = re.findall(r"([\d.]+) -> ([\d.]+)", output)
     assert len(changes) == 2
     for before, after in changes:

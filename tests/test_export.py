@@ -15,7 +15,8 @@ import jaxgemv
 from jaxgemv import gemv
 from jaxgemv._ffi import TARGET
 
-CASE = Case(4, 12, 64, 32, "zero", bias=True)
+CASE = Case(4, 256, 256, 64, "zero", bias=True)
+K = CASE.k
 
 
 def export(f, *args, **kwargs):
@@ -34,19 +35,26 @@ def platforms_of(backend):
 def f(backend):
     # Leaves and no QuantizedTensor: a loading program need not know the class.
     def f(x, packed, scale, zero, bias):
-        return jaxgemv.gemv_int4(x, packed, zero, scale, bias=bias, implementation=backend)
+        return jaxgemv.gemv_int4(
+            x, packed, zero, scale, bias=bias, out_dtype="float32", implementation=backend
+        )
 
     return f
 
 
-@pytest.fixture
-def problem(rng):
-    p = make(rng, 4, "float32", CASE, exact=True)
+def problem_of(rng, x: str):
+    p = make(rng, 4, x, CASE, exact=True)
     return p, (p.x, p.packed, p.scale, p.zero, p.bias)
 
 
-def test_round_trip(f, backend, problem):
-    p, args = problem
+@pytest.fixture
+def problem(rng):
+    return problem_of(rng, "float32")
+
+
+@pytest.mark.parametrize("x", ["float32", "bfloat16"])
+def test_round_trip(f, backend, x, rng):
+    p, args = problem_of(rng, x)
     exported = export(f, *args, platforms=platforms_of(backend))
     assert (TARGET in exported.mlir_module()) == (backend != "xla")
     np.testing.assert_array_equal(exported.call(*args), p.answer())
@@ -83,7 +91,7 @@ def test_symbolic_batch(implementation, problem):
     """One program for any number of rows; which way it goes is decided without knowing how many."""
     p, args = problem
     (b,) = jax.export.symbolic_shape("b")
-    x = jax.ShapeDtypeStruct((b, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((b, K), jnp.float32)
 
     def f(x, *rest):
         return jaxgemv.gemv_int4(x, rest[0], rest[2], rest[1], implementation=implementation)
@@ -95,7 +103,7 @@ def test_symbolic_batch(implementation, problem):
             ).serialize()
         ).call
         for m in (1, 3, 65):
-            x = np.resize(p.x, (m, 64))
+            x = np.resize(p.x, (m, K))
             np.testing.assert_array_equal(call(x, *args[1:4]), x @ p.weight().T)
 
 
@@ -104,11 +112,11 @@ def test_gradient_of_symbolic_batch(problem):
     (b,) = jax.export.symbolic_shape("b")
     exported = jax.export.export(
         jax.jit(lambda x: gemv(x, p.tensor)), platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS
-    )(jax.ShapeDtypeStruct((b, 64), jnp.float32))
+    )(jax.ShapeDtypeStruct((b, K), jnp.float32))
     with jax.default_device(jax.devices("cpu")[0]):
         call = jax.export.deserialize(exported.serialize(vjp_order=1)).call
         for m in (1, 65):
-            grad = jax.grad(lambda x: call(x).sum())(jnp.ones((m, 64)))
+            grad = jax.grad(lambda x: call(x).sum())(jnp.ones((m, K)))
             np.testing.assert_array_equal(grad, np.broadcast_to(p.weight().sum(0), grad.shape))
 
 
@@ -117,7 +125,7 @@ def test_symbolic_batch_under_vmap(problem):
     b, c = jax.export.symbolic_shape("b, c")
     f = jax.jit(jax.vmap(lambda x: gemv(x, p.tensor)))
     exported = jax.export.export(f, platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)(
-        jax.ShapeDtypeStruct((b, c, 64), jnp.float32)
+        jax.ShapeDtypeStruct((b, c, K), jnp.float32)
     )
     with jax.default_device(jax.devices("cpu")[0]):
         y = exported.call(np.stack([p.x, p.x]))

@@ -4,15 +4,17 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import ISAS, assert_ran, compiled, kernels, must_take, set_cpu_isa
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import QuantizedTensor, _dispatch, gemv
 from jaxgemv import _ffi as ffi
-from jaxgemv._operands import FACTS
+from jaxgemv._operands import FACTS, Operands, Static
 
 
 def test_cpu_backend_loaded():
@@ -208,11 +210,6 @@ def call(**given):
     return jax.block_until_ready(f(*arrays.values()))
 
 
-compiled = pytest.mark.parametrize(
-    "backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
-)
-
-
 @compiled
 def test_hand_made_call(backend):
     np.testing.assert_array_equal(call(**GOOD), np.full((1, 2, 6), -8 * 64))
@@ -249,6 +246,94 @@ def test_operand_that_no_kernel_takes(backend, name):
     given = {"scale" if name == "one_byte_scale" else name: FUTURE[name]}
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgemv: no {backend} kernel takes {name}"):
         call(**GOOD | given)
+
+
+@partial(jax.jit, static_argnames=("bits", "transposed", "y_shape"))
+def natural_call(given, bits: int, transposed: bool, y_shape: tuple[int, ...]):
+    """A hand-made call on a shape that every kernel takes."""
+    y = jax.ShapeDtypeStruct(y_shape, given["x"].dtype)
+    attributes = {"bits": np.int64(bits), "group": np.int64(128), "transposed": transposed}
+    return jax.ffi.ffi_call(ffi.TARGET, y)(*given.values(), operands=",".join(given), **attributes)
+
+
+def check_every_name(kernel, transposed: bool) -> None:
+    rows = must_take(kernel, transposed)[-2].m or 1
+    x, y = (rows, 256), (rows, 256)
+    given = {
+        "x": array(1, *x, dtype=jnp.dtype(kernel.x)),
+        "packed": array(1, 256, 256 * kernel.bits // 32, dtype=np.uint32),
+        "scale": array(1, 256, 2, dtype=jnp.dtype(kernel.x)),
+    }
+    call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y))
+    jax.block_until_ready(call(given))
+    assert_ran(kernel)
+    operands = {
+        "global_scale": array(1),
+        "perm": array(1, 256, dtype=np.int32),
+        "x_scale": array(1, rows, 1),
+    }
+    taken = {name for k in ffi.backends[kernel.backend].kernels for name in k.operands}
+    kind = "kernel for gradients" if transposed else "kernel"
+    for name in operands.keys() - taken:
+        with pytest.raises(
+            jax.errors.JaxRuntimeError, match=f"jaxgemv: no {kernel.backend} {kind} takes {name}"
+        ):
+            jax.block_until_ready(call(given | {name: operands[name]}))
+
+
+COMPILED = [k for k in kernels(transposed=False) if k.bits in (2, 3, 4, 8)]
+COMPILED_TRANSPOSED = [k for k in kernels(transposed=True) if k.bits in (2, 3, 4, 8)]
+
+
+def by_name(rows):
+    return [pytest.param(k, id=str(k), marks=[pytest.mark.cuda] * (k.backend == "cuda")) for k in rows]
+
+
+@pytest.mark.parametrize("kernel", by_name(COMPILED), indirect=True)
+def test_every_kernel_refuses(kernel):
+    """What the call has room for and no kernel takes yet, by its name."""
+    check_every_name(kernel, transposed=False)
+
+
+@pytest.mark.parametrize("transposed_kernel", by_name(COMPILED_TRANSPOSED), indirect=True)
+def test_every_transposed_kernel_refuses(transposed_kernel):
+    check_every_name(transposed_kernel, transposed=True)
+
+
+@pytest.fixture
+def use_isa():
+    """set_cpu_isa, and the best one again afterwards."""
+    yield set_cpu_isa
+    set_cpu_isa(ISAS[0])
+
+
+def test_imaginary_operand(monkeypatch, use_isa):
+    """A fact that nobody has told the kernels of is refused by all of them, and never ignored."""
+    facts = _dispatch.facts
+    monkeypatch.setattr(_dispatch, "facts", lambda o, s: facts(o, s) | {"imaginary"})
+    monkeypatch.setattr(_dispatch, "FACTS", (*FACTS, "imaginary"))
+    for transposed in (False, True):
+        for kernel in kernels(transposed):
+            use_isa(kernel.isa or ISAS[0])
+            bits, x, k = kernel.bits, jnp.dtype(kernel.x), 256
+            o = Operands(
+                x=jax.ShapeDtypeStruct((2, 64 if transposed else k), x),
+                packed=jax.ShapeDtypeStruct((64, k * bits // 32), jnp.uint32),
+                scale=jax.ShapeDtypeStruct((64, 2), x),
+            )
+            s = Static("gemv", bits, 128, x, k=k if transposed else None)
+            assert _dispatch.kernels_for(kernel.backend, o, s) == []
+            assert not _dispatch.fuses(kernel.backend, o, s)
+            reason = _dispatch.why_no_kernel(kernel.backend, o, s)
+            assert reason.endswith(
+                f"{'kernel for gradients' if transposed else 'kernel'} that takes imaginary"
+            )
+    use_isa(ISAS[0])
+    w = QuantizedTensor(packed=jnp.zeros((3, 8), jnp.uint32), scale=jnp.float32(1), bits=4)
+    text = jax.jit(lambda x: gemv(x, w)).trace(jnp.ones(64)).lower(lowering_platforms=("cpu",)).as_text()
+    assert ffi.TARGET not in text
+    with pytest.raises(NotImplementedError, match="takes imaginary"):
+        jax.jit(lambda x: gemv(x, w, implementation="cpu")).lower(jnp.ones(64))
 
 
 @compiled

@@ -86,9 +86,10 @@ def test_no_matrix_for_each_slice_in_the_program(platform):
     assert "tensor<128x4096x" not in text
 
 
-@pytest.mark.parametrize("rows", [1, 3, 600])
-@pytest.mark.parametrize("slices", [5, 40])
-@pytest.mark.parametrize("dense", [False, True], ids=["quantized", "dense"])
+@pytest.mark.parametrize(
+    ("dense", "slices", "rows"),
+    [(False, 5, 600), (False, 40, 1), (False, 40, 3), (False, 40, 600), (True, 5, 1), (True, 40, 600)],
+)
 def test_values(dense, slices, rows, rng):
     """In tiles, side by side or one after another; also out of range."""
     problems = [make(rng, 4, "float32", Case(1, 24, 128, 32, "zero")) for _ in range(3)]
@@ -116,9 +117,9 @@ def test_one_after_another(monkeypatch, rng):
 # Routing
 
 
-@pytest.mark.parametrize("stack", [1, 3, 200])
-@pytest.mark.parametrize("size", [2, 5, 16])
-@pytest.mark.parametrize("batch", [1, 7, 500])
+@pytest.mark.parametrize(
+    ("batch", "size", "stack"), [(1, 2, 3), (7, 5, 1), (7, 2, 200), (500, 16, 3), (500, 5, 200)]
+)
 def test_both_ways_to_route(batch, size, stack, rng):
     """Comparing all with all, and sorting: the same slots."""
     slots = grouped._tiles(batch, stack, size) * size

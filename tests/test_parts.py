@@ -1,40 +1,23 @@
-"""norm, activation and residual: what they mean, on every backend, and under every transformation."""
+"""norm, activation and residual under every transformation; test_fused.py has their values."""
 
 import dataclasses
 import re
 from functools import partial
-from math import erf
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import compiled
+from parts import EPS
 from problems import Case, make
-from tolerance import assert_close
 
 import jaxgemv
-from jaxgemv import gemv, reference
+from jaxgemv import gemv
 
 M, N, K, S = 4, 16, 128, 3
 CASE = Case(M, N, K, 32, "zero", bias=True)
-ACTIVATIONS = ["relu", "silu", "gelu", "gelu_exact", "swiglu", "geglu"]
-EPS = 1e-3
-
-
-def activated(y, activation):
-    """float64, spelled out."""
-    if activation in ("swiglu", "geglu"):
-        gate, up = np.split(y, 2, axis=-1)
-        return activated(gate, {"swiglu": "silu", "geglu": "gelu"}[activation]) * up
-    if activation == "gelu_exact":
-        return y * np.vectorize(lambda t: (1 + erf(t / 2**0.5)) / 2)(y)
-    return {
-        None: lambda y: y,
-        "relu": lambda y: np.where(y < 0, 0, y),
-        "silu": lambda y: y / (1 + np.exp(-y)),
-        "gelu": lambda y: y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))),
-    }[activation](y)
 
 
 @pytest.fixture
@@ -63,46 +46,6 @@ def plain(x, w, norm, bias, residual, activation):
             "gelu_exact": partial(jax.nn.gelu, approximate=False),
         }[activation](y)
     return y if residual is None else y + residual
-
-
-@pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-@pytest.mark.parametrize("parts", ["norm", "residual", "norm residual", ""])
-def test_float64(backend, activation, parts, x_dtype, rng):
-    """h in float32, every part in float32, and one rounding at the end."""
-    p = make(rng, 4, x_dtype, CASE)
-    norm, residual = operands(rng, activation)
-    given = {"norm": norm} if "norm" in parts else {}
-    given |= {"residual": residual} if "residual" in parts else {}
-    y = gemv(p.x, p.tensor, bias=p.bias, activation=activation, eps=EPS, implementation=backend, **given)
-    x = np.asarray(p.x, np.float64)
-    h = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * norm if "norm" in given else x
-    sums = h @ p.weight().T + np.asarray(p.bias, np.float64)
-    magnitude = np.abs(h) @ p.weight_magnitude().T + np.abs(np.asarray(p.bias, np.float64))
-    exact = activated(sums, activation) + (residual if "residual" in given else 0)
-    if activation in ("swiglu", "geglu"):
-        # Either half's error times the other, both with room for the slope of the gate, which is below 1.13.
-        gate, up = np.split(sums, 2, -1)
-        first, second = np.split(magnitude, 2, -1)
-        magnitude = 1.2 * (first * np.abs(up) + second * np.abs(gate)) + np.abs(exact)
-    magnitude = 1.2 * magnitude + np.abs(exact) + (np.abs(residual) if "residual" in given else 0)
-    assert_close(y, exact, magnitude, K, dtype=jnp.dtype(x_dtype), worst=True)
-
-
-@pytest.mark.parametrize("activation", ["relu", "silu", "swiglu"])
-def test_kernel_and_reference_agree_on_special_values(activation, backend, rng):
-    """NaN goes through relu; a bad index gives NaN through every activation; -inf does not become NaN in relu."""
-    problems = [make(rng, 4, "float32", CASE, exact=True) for _ in range(S)]
-    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
-    x = problems[0].x.copy()
-    x[1, 3] = np.nan
-    ids = np.array([0, 1, S, 2], np.int32)
-    y = gemv(x, w, index=ids, activation=activation, implementation=backend)
-    np.testing.assert_array_equal(np.isnan(y).all(-1), [False, True, True, False])
-    np.testing.assert_array_equal(np.isnan(y).any(-1), [False, True, True, False])
-    expected = reference.gemv(x, w, index=ids, activation=activation)
-    if activation == "relu":
-        np.testing.assert_array_equal(y, expected)
 
 
 def test_dense(p, rng):
@@ -201,16 +144,14 @@ def test_linear_transpose(backend, p, rng):
 
 MAPPED = [
     ("x",),
-    ("residual",),
     ("norm",),
-    ("bias",),
-    ("x", "residual"),
-    ("x", "norm"),
+    ("x", "bias", "residual"),
     ("w",),
     ("x", "w", "norm", "bias", "residual"),
 ]
 
 
+@compiled
 @pytest.mark.parametrize("indexed", [False, True], ids=["", "indexed"])
 @pytest.mark.parametrize("mapped", MAPPED, ids="-".join)
 def test_vmap(backend, mapped, indexed, rng):
@@ -269,20 +210,6 @@ def test_scan(backend, rng):
         expected = layer(expected, w[i], norms[i])
     np.testing.assert_allclose(scanned, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(indexed, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_residual_in_the_place_of_the_result(backend, p):
-    """x.at[:2].set(gemv(..., residual=x[:2])), donated: exact overlap, and slices."""
-    rng = np.random.default_rng(0)
-    w = make(rng, 4, "float32", Case(M, K, K, 32, "zero"), exact=True)
-
-    @partial(jax.jit, donate_argnums=0)
-    def f(x, h, w):
-        return x.at[:2].set(gemv(h[:2], w, residual=x[:2], implementation=backend))
-
-    x = jnp.asarray(w.x)
-    expected = np.concatenate([w.answer()[:2] + w.x[:2], w.x[2:]])
-    np.testing.assert_array_equal(f(x + 0, jnp.asarray(w.x), w.tensor), expected)
 
 
 def test_export(backend, p, rng):

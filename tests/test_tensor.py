@@ -146,8 +146,11 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("on", ["numpy", "jax", "jit"])
-@pytest.mark.parametrize("i", ROWS, ids=str)
+@pytest.mark.parametrize(
+    ("i", "on"),
+    [*zip(ROWS, ["numpy", "jax"] * 4), (-1, "jit"), (np.array([[1, 2], [0, -6]]), "jit")],
+    ids=str,
+)
 def test_rows_of_a_matrix(matrix, i, on):
     """An embedding: w[tokens].dequantize() without the rest of the table."""
     expected = np.asarray(matrix.dequantize())[np.asarray(i) if not isinstance(i, slice) else i]

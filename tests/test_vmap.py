@@ -1,5 +1,7 @@
 """vmap over x, over the weights, over both, over parts of the weights, and nested."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,14 @@ from problems import Case, make
 from jaxgemv import QuantizedTensor, gemv
 
 CASE = Case(5, 12, 72, 24, "zero", bias=True)
+# So that x may have 16 bits, which fast kernels need, and all is exact still.
+FAST = Case(5, 256, 256, 64, "zero", bias=True)
+gemv_f32 = partial(gemv, out_dtype="float32")
 
 
-def stack_of(rng, size, bits=4, case=CASE):
+def stack_of(rng, size, bits=4, case=FAST, x="bfloat16"):
     """`size` problems, and their arrays stacked."""
-    problems = [make(rng, bits, "float32", case, exact=True) for _ in range(size)]
+    problems = [make(rng, bits, x, case, exact=True) for _ in range(size)]
     w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
     return problems, np.stack([p.x for p in problems]), w, np.stack([p.bias for p in problems])
 
@@ -24,30 +29,30 @@ def answers(problems):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_over_x(backend, axis, rng):
-    p = make(rng, 4, "float32", CASE, exact=True)
-    x = np.stack([p.x, p.x + 1], axis)
-    y = jax.vmap(lambda x: gemv(x, p.tensor, bias=p.bias, implementation=backend), axis, axis)(x)
+    p = make(rng, 4, "float16", FAST, exact=True)
+    x = np.stack([p.x, p.x + np.ones((), p.x.dtype)], axis)
+    y = jax.vmap(lambda x: gemv_f32(x, p.tensor, bias=p.bias, implementation=backend), axis, axis)(x)
     expected = np.stack([p.answer(), p.answer() + p.weight().sum(1)], axis)
     np.testing.assert_array_equal(y, expected)
 
 
 def test_over_rows(backend, rng):
     p = make(rng, 3, "float32", CASE, exact=True)
-    y = jax.vmap(lambda x: gemv(x, p.tensor, bias=p.bias, implementation=backend))(p.x)
+    y = jax.vmap(lambda x: gemv_f32(x, p.tensor, bias=p.bias, implementation=backend))(p.x)
     np.testing.assert_array_equal(y, p.answer())
 
 
-@pytest.mark.parametrize("bits", [3, 4])
-def test_over_both(backend, bits, rng):
-    problems, x, w, bias = stack_of(rng, 3, bits)
-    y = jax.vmap(lambda x, w, b: gemv(x, w, bias=b, implementation=backend))(x, w, bias)
+@pytest.mark.parametrize(("bits", "x", "case"), [(3, "float32", CASE), (4, "bfloat16", FAST)], ids=str)
+def test_over_both(backend, bits, x, case, rng):
+    problems, x, w, bias = stack_of(rng, 3, bits, case, x)
+    y = jax.vmap(lambda x, w, b: gemv_f32(x, w, bias=b, implementation=backend))(x, w, bias)
     np.testing.assert_array_equal(y, answers(problems))
 
 
 def test_over_weights(backend, rng):
     problems, x, w, bias = stack_of(rng, 3)
-    y = jax.vmap(lambda w, b: gemv(x[0], w, bias=b, implementation=backend))(w, bias)
-    expected = [x[0] @ p.weight().T + p.bias for p in problems]
+    y = jax.vmap(lambda w, b: gemv_f32(x[0], w, bias=b, implementation=backend))(w, bias)
+    expected = [np.asarray(x[0], float) @ p.weight().T + np.asarray(p.bias, float) for p in problems]
     np.testing.assert_array_equal(y, expected)
 
 
@@ -60,7 +65,7 @@ def test_over_one_array(backend, field, rng):
     def f(a):
         arrays = {"packed": p.packed, "scale": p.scale, "zero": p.zero, "bias": p.bias, field: a}
         b = arrays.pop("bias")
-        return gemv(p.x, QuantizedTensor(**arrays, bits=4), bias=b, implementation=backend)
+        return gemv_f32(p.x, QuantizedTensor(**arrays, bits=4), bias=b, implementation=backend)
 
     stacked = bias if field == "bias" else getattr(w, field)
     expected = [f(a) for a in stacked]
@@ -70,18 +75,18 @@ def test_over_one_array(backend, field, rng):
 def test_weights_on_another_axis(backend, rng):
     problems, x, w, bias = stack_of(rng, 2)
     moved = jax.tree.map(lambda a: np.moveaxis(a, 0, 1), w)
-    y = jax.vmap(lambda x, w: gemv(x, w, implementation=backend), (0, 1), 1)(x, moved)
-    np.testing.assert_array_equal(y.swapaxes(0, 1), answers(problems) - bias[:, None])
+    y = jax.vmap(lambda x, w: gemv_f32(x, w, implementation=backend), (0, 1), 1)(x, moved)
+    np.testing.assert_array_equal(y.swapaxes(0, 1), answers(problems) - bias[:, None].astype(float))
 
 
 def test_nested(backend, rng):
     """vmap of vmap over weights and x in every order."""
     problems, x, w, bias = stack_of(rng, 6)
     x, w, bias = jax.tree.map(lambda a: a.reshape(2, 3, *a.shape[1:]), (x, w, bias))
-    expected = answers(problems).reshape(2, 3, 5, 12)
+    expected = answers(problems).reshape(2, 3, *answers(problems).shape[1:])
 
     def f(x, w, b):
-        return gemv(x, w, bias=b, implementation=backend)
+        return gemv_f32(x, w, bias=b, implementation=backend)
 
     np.testing.assert_array_equal(jax.vmap(jax.vmap(f))(x, w, bias), expected)
     over_rows = jax.vmap(jax.vmap(jax.vmap(f, (0, None, None))))
@@ -100,12 +105,12 @@ def test_nested(backend, rng):
 )
 def test_over_index(backend, x, index, w, rng):
     """An index under vmap, with stacks of stacks too; -1 and 3 stay out of range in each."""
-    _, xs, ws, biases = stack_of(rng, 6, case=Case(4, 8, 40, "row", "offset", bias=True))
+    _, xs, ws, biases = stack_of(rng, 6, case=Case(4, 32, 128, "row", "offset", bias=True))
     indices = np.array([[0, 2, 1, -1], [1, 3, 0, 2]], np.int32)
     ws, biases = jax.tree.map(lambda a: a.reshape(2, 3, *a.shape[1:]), (ws, biases))
 
     def f(x, index, w, b):
-        return gemv(x, w, index=index, bias=b, implementation=backend)
+        return gemv_f32(x, w, index=index, bias=b, implementation=backend)
 
     axes = (x, index, w, w)
     args = [

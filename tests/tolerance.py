@@ -19,24 +19,40 @@ import numpy as np
 
 _LAMBDA = 6
 _U = 2.0**-24
+_CONTRACT = 2.0**-20
 
 
-def tolerance(exact: np.ndarray, magnitude: np.ndarray, k: int, dtype, *, worst: bool = False) -> np.ndarray:
-    """How far a result of `dtype` may lie from the float64 result `exact`. `worst`: the bound without luck, n u."""
+def tolerance(
+    exact: np.ndarray, magnitude: np.ndarray, k: int, dtype, *, worst: bool = False, contract: bool = False
+) -> np.ndarray:
+    """How far a result of `dtype` may lie from the float64 result `exact`.
+
+    `worst`: the bound without luck, n u. `contract`: what we promise of float32 up to 64 rows, whatever K is.
+    """
     n = k + 8
     error = (n if worst else min(n, _LAMBDA * np.sqrt(n))) * _U * magnitude
+    if contract:
+        error = _CONTRACT * magnitude
     out = jnp.finfo(dtype)
     return error + (np.abs(exact) + error) * float(out.eps) / 2 + float(out.smallest_subnormal)
 
 
 def assert_close(
-    y, exact: np.ndarray, magnitude: np.ndarray, k: int, *, dtype, factor: int = 1, worst: bool = False
+    y,
+    exact: np.ndarray,
+    magnitude: np.ndarray,
+    k: int,
+    *,
+    dtype,
+    factor: int = 1,
+    worst: bool = False,
+    contract: bool = False,
 ) -> None:
     """`factor` 2 is for two results that may each err; `worst` is for errors that do not average out."""
     assert y.dtype == dtype
     assert y.shape == exact.shape
     error = np.abs(np.asarray(y, np.float64) - exact)
-    allowed = factor * tolerance(exact, magnitude, k, dtype, worst=worst)
+    allowed = factor * tolerance(exact, magnitude, k, dtype, worst=worst, contract=contract)
     bad = ~(error <= allowed)  # also where error is NaN
     if bad.any():
         at = np.unravel_index(np.argmax(np.where(bad, error / allowed, 0)), error.shape)

@@ -1,0 +1,296 @@
+"""The kernels by name: which there are, and for each one shapes that it must take.
+
+A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
+"""
+
+import contextlib
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import pytest
+from problems import Case
+
+from jaxgemv import _ffi, gemv
+from jaxgemv._ffi import backends, use_only
+from jaxgemv._ffi import cpu_isas as cpu_isas
+from jaxgemv._ffi import set_cpu_isa as set_cpu_isa
+
+# Tests of the backends that have kernels; `backend` alone is these and the reference.
+compiled = pytest.mark.parametrize(
+    "backend", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
+)
+
+# Instruction sets of the CPU that this processor has; its table of kernels is that of the one in use.
+ISAS = cpu_isas()
+
+
+class KernelParam(NamedTuple):
+    """A row of a backend's table, on the CPU with an instruction set; backend "xla" is the reference."""
+
+    backend: str
+    isa: str
+    name: str
+    bits: int
+    x: str
+    operands: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        parts = self.backend, self.isa, self.name * (self.name != self.isa), f"int{self.bits}", self.x
+        return "-".join(filter(None, parts))
+
+
+def kernels(transposed: bool) -> list[KernelParam]:
+    """Every row of every table."""
+    tables = [("cuda", "", backends["cuda"].kernels)]
+    for isa in reversed(ISAS):  # so that the best one stays
+        set_cpu_isa(isa)
+        tables.insert(0, ("cpu", isa, backends["cpu"].kernels))
+    return [
+        KernelParam(backend, isa, k.name, k.bits, k.x, k.operands)
+        for backend, isa, table in tables
+        for k in table
+        if k.transposed == transposed and k.format == "affine"
+    ]
+
+
+@partial(jax.jit, static_argnames="backend")
+def products(args, backend: str) -> list[jax.Array]:
+    """Of (x, w, bias) or (x, w, bias, index) each; in one program, since compiling takes most of a test's time."""
+    return [
+        gemv(x, w, bias=bias, index=index[0] if index else None, out_dtype="float32", implementation=backend)
+        for x, w, bias, *index in args
+    ]
+
+
+def transposed(ct, w, k: int, implementation, *, out="float32", index=None) -> jax.Array:
+    """What `ct`, a cotangent of gemv's result, makes of x: one transposed product."""
+    x = jax.ShapeDtypeStruct((*ct.shape[:-1], k), jax.numpy.dtype(out))
+    f = jax.linear_transpose(
+        lambda x: gemv(x, w, index=index, out_dtype=ct.dtype, implementation=implementation), x
+    )
+    return f(jax.numpy.asarray(ct))[0]
+
+
+@partial(jax.jit, static_argnames=("ks", "backend"))
+def transposed_products(args, ks, backend: str) -> list[jax.Array]:
+    """Of (ct, w) each, and the K of each."""
+    return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]
+
+
+# What each must take, by its name.
+
+
+def reference(bits: int) -> list[Case]:
+    """All forms and layouts of the parameters; XLA takes any shape."""
+    return [
+        Case(1, 5, 1, "tensor", "mid"),
+        Case(3, 17, 33, 5, "offset", bytes=True),
+        Case(7, 31, 130, 64, "mid", bias=True, scale="float16"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(2, 48, 256, 32, "integer", bias=True),
+        Case(17, 20, 384, 128, "zero", scale="float32"),
+        Case(0, 8, 64, 32, "zero"),
+    ]
+
+
+def anything(bits: int) -> list[Case]:
+    """Of no shape that suits a fast kernel, and some that do: tails of both dimensions, all layouts of parameters."""
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 1, 4099, 100, "zero"),  # one output
+        Case(4, 9, 1, "row", "offset", bias=True),  # one input
+        Case(2, 6, 7, "row", "fraction"),  # less than an octet
+        Case(1, 5, 8, 1, "zero"),  # a scale for each code
+        Case(3, 17, 33, 5, "offset", bytes=True),  # ragged groups across words
+        Case(7, 31, 130, 64, "mid", bias=True),
+        Case(9, 66, 264, 1000, "zero"),  # the group is longer than the row
+        Case(1, 130, 999, 27, "integer"),
+        Case(0, 8, 64, 32, "zero"),  # no rows at all
+        Case(1, 40, 512, 128, "zero", scale="float32"),
+        Case(3, 67, 200, 40, "offset", bias=True, scale="float16"),
+        Case(8, 24, 96, "row", "mid", bytes=True, scale="bfloat16"),
+        Case(5, 33, 77, 16, "fraction"),
+        Case(2, 48, 256, 32, "integer", bias=True),
+        Case(1, 64, 4096, 128, "zero"),
+        Case(16, 32, 2048, 64, "offset"),
+        Case(17, 20, 384, 128, "zero"),
+        Case(65, 16, 256, "row", "mid"),
+    ]
+
+
+def stream(bits: int) -> list[Case]:
+    """Rows of whole 16 bytes, 16 of them and more; 16-bit scales of an even number of groups, or one of any dtype."""
+    least = 128 // bits
+    small, middle, large = (64, 128, 256) if bits == 2 else (32, 64, 128)
+    cases = [
+        Case(1, 16, least, "row", "mid"),
+        Case(1, 40, 1280, middle, "zero", bias=True),
+        Case(2, 33, 1536, large, "offset"),
+        Case(3, 17, 1536, small, "zero", bytes=True),
+        Case(8, 130, 2048, small, "fraction", scale="float16"),
+        Case(5, 31, 3 * large + least, large, "zero"),  # a ragged group
+        Case(9, 50, 1280 + least, "row", "integer", scale="float32"),
+        Case(16, 64, 4096, large, "zero", bias=True, scale="bfloat16"),
+        Case(16, 24, 512, "tensor", "offset"),
+    ]
+    if bits == 2:
+        cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
+    return cases
+
+
+def wgmma(bits: int) -> list[Case]:
+    """9 to 64 rows, N from 256 on, K and groups in multiples of 128, scale and zero of one dtype."""
+    return [
+        Case(9, 256, 128, "row", "mid"),
+        Case(16, 300, 1024, 128, "zero", bias=True),
+        Case(17, 256, 512, "tensor", "offset"),
+        Case(24, 300, 640, 256, "zero"),  # a ragged group
+        Case(32, 513, 2048, 256, "fraction", scale="float32"),
+        Case(33, 257, 1152, 384, "zero", scale="float16"),
+        Case(40, 256, 1024, 128, "offset", scale="bfloat16"),
+        Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+    ]
+
+
+def mma(bits: int) -> list[Case]:
+    """Rows of whole 16 bytes, and groups of whole 64."""
+    least, chunk = 128 // bits, 512 // bits
+    return [
+        Case(1, 1, least, "row", "mid"),
+        Case(1, 5, 1280, chunk, "zero", bias=True),
+        Case(3, 16, chunk + least, chunk, "offset"),  # a ragged group
+        Case(8, 33, 2048, 2 * chunk, "fraction", scale="float16"),
+        Case(9, 40, 1024, chunk, "integer", bytes=True),
+        Case(16, 64, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 1536, chunk, "zero", scale="bfloat16"),
+        Case(64, 70, 1024, "row", "offset", bias=True),
+        Case(65, 16, 512, chunk, "zero"),
+        Case(0, 16, 512, chunk, "zero"),
+    ]
+
+
+def int8_dot(bits: int) -> list[Case]:
+    """Up to two rows; groups of whole blocks, or whole groups in a block of 256 / bits codes and more."""
+    block, lane = 512 // bits, 32 // bits
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 40, 1280, block, "zero", bias=True, scale="float32"),
+        Case(2, 67, 2 * block + lane, 2 * block, "offset"),
+        Case(1, 33, 1100, "row", "integer", bytes=True),
+        Case(2, 24, 999, lane, "fraction", scale="float16"),
+        Case(1, 130, 4096, 4 * lane, "zero", scale="bfloat16"),
+        Case(2, 6, 7, "row", "fraction"),
+    ]
+
+
+def amx_int8(bits: int) -> list[Case]:
+    """From two rows on, and groups of a quarter of a tile's row."""
+    return [
+        Case(2, 40, 1280, 128, "zero", bias=True),
+        Case(3, 67, 1100, 192, "offset", scale="float32"),
+        Case(8, 24, 2048, "row", "mid", bytes=True),
+        *amx_bf16(bits),
+    ]
+
+
+def amx_bf16(bits: int) -> list[Case]:
+    """From 12 rows on, and as amx_int8."""
+    return [
+        Case(12, 75, 1100, 128, "zero", bias=True),
+        Case(17, 33, 1024, "row", "integer"),
+        Case(33, 48, 640, 256, "fraction", scale="float16"),
+        Case(65, 16, 512, "tensor", "offset", bytes=True),
+    ]
+
+
+# The transposed ones: a bias has no part in these.
+
+
+def transposed_anything(bits: int) -> list[Case]:
+    """Several tiles of both dimensions, and groups that begin in the middle of one, or of a block of codes."""
+    return [
+        Case(1, 40, 512, 128, "zero"),
+        Case(3, 67, 200, 40, "offset", scale="float16"),
+        Case(8, 24, 96, "row", "mid", bytes=True),
+        Case(5, 33, 77, 16, "fraction", scale="float32"),
+        Case(2, 48, 256, 32, "integer"),
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(4, 9, 1, "row", "offset"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(1, 5, 8, 1, "zero"),
+        Case(1, 700, 1061, 96, "zero"),
+        Case(2, 150, 2081, 384, "offset", scale="bfloat16"),
+        Case(17, 301, 530, 33, "integer", bytes=True),
+        Case(9, 66, 264, 1000, "zero"),
+        Case(0, 8, 64, 32, "zero"),
+        Case(33, 129, 384, 128, "zero"),
+        Case(65, 70, 256, 64, "offset"),
+    ]
+
+
+def transposed_whole(bits: int) -> list[Case]:
+    """One scale a row, and groups of strips or of half of one."""
+    half, strip = (64, 128) if bits == 2 else (32, 64)
+    return [
+        Case(1, 512, 2048, 128, "mid"),
+        Case(4, 260, 1280, strip, "zero", scale="float16"),
+        Case(16, 129, 1536, half, "offset"),
+        Case(8, 24, 96, "row", "fraction"),
+        Case(2, 67, 200, "row", "zero", scale="float32"),
+        Case(1, 700, 1088, 384, "zero", bytes=True),
+        Case(17, 301, 640, 256, "integer", scale="bfloat16"),
+        Case(9, 66, 264, 1000, "zero"),
+        Case(33, 129, 512, half, "zero"),
+        Case(65, 70, 256, "tensor", "offset"),
+    ]
+
+
+MUST_TAKE = {
+    "stream": stream,
+    "wgmma": wgmma,
+    "mma": mma,
+    "simt": anything,
+    "int8_dot": int8_dot,
+    "f32_panel": anything,
+    "amx_int8": amx_int8,
+    "amx_bf16": amx_bf16,
+    "": reference,
+}
+MUST_TAKE_TRANSPOSED = {
+    ("cuda", "transposed"): transposed_whole,
+    ("cuda", "transposed_simt"): transposed_anything,
+    ("cpu", "transposed"): transposed_anything,
+    ("xla", ""): reference,
+}
+
+
+def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
+    if kernel.name in ISAS:  # TODO: until the CPU's kernels have names
+        return (transposed_anything if transposed else anything)(kernel.bits)
+    cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
+    return cases(kernel.bits)
+
+
+@contextlib.contextmanager
+def on(backend: str, isa: str = "", name: str = ""):
+    """Arrays made by the test live where the backend runs, also on a machine with a GPU; and no other kernel runs."""
+    if backend in backends and backends[backend].missing:
+        pytest.fail(f"the {backend} backend is {backends[backend].missing}")
+    device = jax.devices(None if backend == "xla" else backend)[0]
+    if name == "wgmma" and not device.compute_capability.startswith("9."):
+        pytest.skip("wgmma is for Hopper")
+    with jax.default_device(device), contextlib.ExitStack() as stack:
+        if isa:
+            stack.callback(set_cpu_isa, ISAS[0])
+            set_cpu_isa(isa)
+        if name:
+            stack.callback(use_only, backend, "")
+            use_only(backend, name)
+        yield
+
+
+def assert_ran(kernel: KernelParam) -> None:
+    """The kernel ran last, and no other in its place."""
+    if kernel.name and kernel.name not in ISAS:  # TODO: as above
+        assert _ffi.last_kernel(kernel.backend) == kernel.name

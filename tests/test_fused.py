@@ -1,0 +1,214 @@
+"""norm, bias, activation and residual by every kernel, whether it does them itself or XLA does them around it."""
+
+import dataclasses
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernels import KernelParam, assert_ran, kernels, must_take, products
+from parts import ACTIVATIONS, EPS, answer, operands
+from problems import Case, make
+from test_kernels import telling
+from test_lowering import calls, lowered, spec, with_kernels
+from tolerance import assert_close
+
+from jaxgemv import QuantizedTensor, gemv
+from jaxgemv._ffi import backends
+
+pytestmark = pytest.mark.kernels
+
+# Rows of x; parts; activation. Each part alone, and all together; the edges of what kernels take as one.
+ALL = "norm bias residual"
+VARIANTS = (
+    (1, "norm", None),
+    (1, "residual", None),
+    (2, "", "relu"),
+    (3, "bias", "silu"),
+    (8, "norm", "gelu"),
+    (9, "residual", "gelu_exact"),
+    (16, "", "swiglu"),
+    (2, "norm", "geglu"),
+    (1, ALL, "silu"),
+    (2, ALL, "swiglu"),
+    (9, ALL, None),
+    (16, ALL, "geglu"),
+    (17, ALL, "swiglu"),
+    (64, ALL, "relu"),
+)
+# Rows that a kernel takes, where not any number of them.
+ROWS = {"int8_dot": (1, 2), "amx_int8": (2, 64), "amx_bf16": (12, 64), "stream": (1, 16)}
+# Parts do not depend on the width, but for what they are fused into.
+WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}
+
+
+def is_fused(kernel: KernelParam, rows: int, needed: set[str]) -> bool:
+    return needed <= kernel.operands and rows <= backends[kernel.backend].fused_rows
+
+
+def takes_float32(kernel: KernelParam) -> bool:
+    return any(k.name == kernel.name and k.x == "float32" for k in backends[kernel.backend].kernels)
+
+
+@cache
+def problem(bits: int, x: str, rows: int, parts: str, activation: str | None):
+    """Half of the outputs is an odd number, the last group a short one, and sums are where activations bend."""
+    rng = np.random.default_rng(20251)
+    group = {8: 64}.get(bits, 128)
+    p = make(rng, bits, x, Case(rows, 42, 3 * group + 128 // bits // 8 * 8, group, "zero"))
+    p = dataclasses.replace(p, scale=(p.scale * 2.0 ** -(bits + 4)).astype(p.scale.dtype))
+    given = operands(rng, p, parts, activation, x)
+    return p, given, answer(p, activation, **given)
+
+
+@partial(jax.jit, static_argnames=("activations", "backend"))
+def whole(args, activations, backend: str) -> list[jax.Array]:
+    return [
+        gemv(x, w, activation=activation, eps=EPS, implementation=backend, **given)
+        for (x, w, given), activation in zip(args, activations)
+    ]
+
+
+def variants_of(kernel: KernelParam) -> list[tuple]:
+    first, last = ROWS.get(kernel.name, (1, 64))
+    found = []
+    for rows, parts, activation in VARIANTS:
+        needed = {*parts.split()} | ({"activation"} if activation else set())
+        # Around a kernel the norm makes x float32, which is another one's.
+        if kernel.name and not is_fused(kernel, rows, needed) and not takes_float32(kernel):
+            parts = parts.replace("norm", "").strip()
+        if first <= rows <= last:
+            found.append((rows, parts, activation))
+    return found
+
+
+def test_parts(kernel):
+    """In float32, and rounded once at the end."""
+    if kernel.bits not in WIDTHS[kernel.x] or kernel.name == "wgmma":
+        pytest.skip("as the others")
+    variants = variants_of(kernel)
+    problems = [problem(kernel.bits, kernel.x, *variant) for variant in variants]
+    args = [(p.x, p.tensor, given) for p, given, _ in problems]
+    ys = whole(args, tuple(activation for *_, activation in variants), kernel.backend)
+    jax.block_until_ready(ys)
+    assert_ran(kernel)
+    for variant, y, (p, _, (exact, magnitude)) in zip(variants, ys, problems):
+        with telling(variant):
+            assert_close(y, exact, magnitude, p.k, dtype=p.x.dtype, worst=True)
+
+
+@pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
+def test_norm_keeps_float32(backend, x, rng):
+    """What is normalised is not rounded to x's dtype."""
+    shapes = [(m, bits) for m in (1, 2, 3, 8, 16) for bits in (2, 4, 8)]
+    problems = [make(rng, bits, x, Case(m, 64, 1024, 128, "zero")) for m, bits in shapes]
+    given = [operands(rng, p, "norm", None, x) for p in problems]
+
+    @jax.jit
+    def f(args):
+        return [gemv(x, w, eps=EPS, out_dtype="float32", implementation=backend, **g) for x, w, g in args]
+
+    for shape, y, p, g in zip(
+        shapes, f([(p.x, p.tensor, g) for p, g in zip(problems, given)]), problems, given
+    ):
+        with telling(shape):
+            assert_close(y, *answer(p, **g), p.k, dtype=jnp.float32, contract=True)
+
+
+@with_kernels
+@pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
+def test_one_call_has_all(platform, x):
+    """Where the table says so: the parts are operands of the call, and nothing else is left to do."""
+    n, k = 64, 256
+    w = QuantizedTensor(packed=spec(n, k // 8, dtype="uint32"), scale=spec(n, 2, dtype=x), bits=4)
+    needed = {"norm", "bias", "activation", "residual"}
+    fused = any(needed <= kernel.operands for kernel in backends[platform].find(4, x))
+    for rows in (1, 2, 8, 16, 17, 64):
+        args = [spec(*shape, dtype=x) for shape in ((rows, k), (k,), (n,), (rows, n // 2))]
+
+        def f(x, norm, bias, residual, w):
+            return gemv(x, w, norm=norm, bias=bias, residual=residual, activation="swiglu")
+
+        text = lowered(platform, f, *args, w)
+        (call,) = calls(text)
+        inside = fused and rows <= backends[platform].fused_rows
+        assert ("norm" in call and "residual" in call and 'activation = "swiglu"' in call) == inside
+        assert ("stablehlo.rsqrt" in text) != inside
+
+
+@pytest.mark.parametrize("x", ["float32", "bfloat16"])
+def test_special_values(backend, x, rng):
+    """NaN goes through relu; a bad index gives NaN through every activation; -inf becomes no NaN in relu."""
+    case = Case(4, 32, 256, 128, "zero")
+    problems = [make(rng, 4, x, case, exact=True) for _ in range(3)]
+    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    values = problems[0].x.copy()
+    values[1, 3] = np.nan
+    ids = np.array([0, 1, 3, 2], np.int32)
+    infinite = np.full((4, 32), -np.inf, values.dtype)
+
+    @jax.jit
+    def f(x, w, bias):
+        chosen = [gemv(x, w, index=ids, activation=a, implementation=backend) for a in ACTIVATIONS]
+        one = jax.tree.map(lambda a: a[0], w)
+        return chosen, gemv(x, one, bias=bias[0], activation="relu", implementation=backend)
+
+    chosen, low = f(values, w, infinite)
+    for activation, y in zip(ACTIVATIONS, chosen):
+        with telling(activation):
+            np.testing.assert_array_equal(np.isnan(y).all(-1), [False, True, True, False])
+            np.testing.assert_array_equal(np.isnan(y).any(-1), [False, True, True, False])
+    products = [np.asarray(values[i], np.float64) @ problems[ids[i]].weight().T for i in (0, 3)]
+    expected = np.maximum(np.stack(products), 0).astype(values.dtype)
+    np.testing.assert_array_equal(chosen[0][jnp.array([0, 3])], expected)
+    np.testing.assert_array_equal(low[jnp.array([0, 2, 3])], 0)
+    assert np.isnan(low[1]).all()
+
+
+@pytest.mark.parametrize("x", ["float32", "bfloat16", "float16"])
+def test_residual_in_the_place_of_the_result(backend, x, rng):
+    """Donated, exact overlap: of whole arrays, and of slices."""
+    p = make(rng, 4, x, Case(8, 256, 256, 64, "zero"), exact=True)
+
+    @partial(jax.jit, donate_argnums=0)
+    def part(r, x, w):
+        return r.at[:4].set(gemv(x[:4], w, residual=r[:4], implementation=backend))
+
+    @partial(jax.jit, donate_argnums=0)
+    def all_of_it(r, x, w):
+        return gemv(x, w, residual=r, implementation=backend)
+
+    @partial(jax.jit, donate_argnums=0)
+    def of_x(x, w):
+        return x.at[:4].set(gemv(x[:4], w, residual=x[:4], implementation=backend))
+
+    r = rng.integers(-2, 3, (8, 256)).astype(p.x.dtype)
+    sums = (p.answer() + np.asarray(r, np.float64)).astype(p.x.dtype)
+    same = (p.answer() + np.asarray(p.x, np.float64)).astype(p.x.dtype)
+    fresh = lambda a: jnp.asarray(a) + 0  # noqa: E731  in memory that is XLA's to give away
+    np.testing.assert_array_equal(all_of_it(fresh(r), p.x, p.tensor), sums)
+    np.testing.assert_array_equal(part(fresh(r), p.x, p.tensor), np.concatenate([sums[:4], r[4:]]))
+    np.testing.assert_array_equal(of_x(fresh(p.x), p.tensor), np.concatenate([same[:4], p.x[4:]]))
+
+
+ONE_BYTE = [k for k in kernels(transposed=False) if "one_byte_scale" in k.operands]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(k, id=str(k), marks=[pytest.mark.cuda] * (k.backend == "cuda")) for k in ONE_BYTE],
+    indirect=True,
+)
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e8m0fnu], ids=lambda d: jnp.dtype(d).name)
+def test_one_byte_scale(kernel, dtype, rng):
+    """Every one that is a number, in groups, by row and for all."""
+    cases = [case for case in must_take(kernel) if case.form in ("mid", "zero")]
+    problems = [make(rng, kernel.bits, kernel.x, case, scale_dtype=dtype) for case in cases]
+    args = [(p.x, p.tensor, p.bias) for p in problems]
+    ys = products(args, kernel.backend)
+    jax.block_until_ready(ys)
+    assert_ran(kernel)
+    for case, y, p in zip(cases, ys, problems):
+        with telling(case):
+            assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)

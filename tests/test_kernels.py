@@ -1,0 +1,282 @@
+"""Each kernel by its name, with no other that could stand in for it, against float64; and which one is chosen."""
+
+import contextlib
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernels import assert_ran, kernels, must_take, products, transposed, transposed_products
+from problems import Case, Problem, make
+from tolerance import assert_close
+
+from jaxgemv import QuantizedTensor, gemv
+from jaxgemv._ffi import backends, last_kernel, use_only
+
+pytestmark = [pytest.mark.kernels, pytest.mark.numerics]
+
+both = pytest.mark.parametrize("exact", [True, False], ids=["exact", "rounded"])
+
+
+@cache  # instruction sets share it
+def problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool) -> list[tuple]:
+    """Of each case a product, its answer and what errors are relative to."""
+    rng = np.random.default_rng(20251)
+    made = [make(rng, bits, x, case, exact=exact) for case in cases]
+    return [(p, p.answer(), p.magnitude()) for p in made]
+
+
+@contextlib.contextmanager
+def telling(case):
+    """Which of several cases it was."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"case {case}")
+        raise
+
+
+def check(y, exact: bool, answer, magnitude, k: int) -> None:
+    """In exact problems one wrong code anywhere changes a sum, and nothing rounds."""
+    if exact:
+        assert y.dtype == jnp.float32
+        np.testing.assert_array_equal(y, answer)
+    else:
+        assert_close(y, answer, magnitude, k, dtype=jnp.float32)
+
+
+@both
+def test_values(kernel, exact):
+    """Results in float32, so that rounding to x's dtype does not hide a wrong code."""
+    cases = tuple(must_take(kernel))
+    problems = problems_of(kernel.bits, kernel.x, cases, exact)
+    ys = products([(p.x, p.tensor, p.bias) for p, *_ in problems], kernel.backend)
+    jax.block_until_ready(ys)
+    assert_ran(kernel)
+    for case, y, (p, answer, magnitude) in zip(cases, ys, problems):
+        with telling(case):
+            check(y, exact, answer, magnitude, p.k)
+
+
+@cache
+def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool) -> list[tuple]:
+    rng = np.random.default_rng(20251)
+    made = []
+    for case in cases:
+        p, shape = make(rng, bits, x, case, exact=exact), (case.m, case.n)
+        ct = rng.integers(-2, 3, shape) if exact else rng.standard_normal(shape)
+        ct = np.asarray(ct).astype(p.x.dtype)
+        wide = np.asarray(ct, np.float64)
+        made.append((p, ct, wide @ p.weight(), np.abs(wide) @ p.weight_magnitude()))
+    return made
+
+
+@both
+def test_transposed(transposed_kernel, exact):
+    kernel = transposed_kernel
+    cases = tuple(must_take(kernel, transposed=True))
+    problems = transposed_problems_of(kernel.bits, kernel.x, cases, exact)
+    args = [(ct, p.tensor) for p, ct, *_ in problems]
+    ys = transposed_products(args, tuple(p.k for p, *_ in problems), kernel.backend)
+    jax.block_until_ready(ys)
+    assert_ran(kernel)
+    for case, y, (_, _, answer, magnitude) in zip(cases, ys, problems):
+        with telling(case):
+            check(y, exact, answer, magnitude, case.n)
+
+
+STACK = 3
+IDS = np.array([2, -1, 0, STACK], np.int32)
+
+
+@cache
+def stack_of(bits: int, x: str, case: Case) -> tuple[list[Problem], QuantizedTensor]:
+    rng = np.random.default_rng(20251)
+    problems = [make(rng, bits, x, case, exact=True) for _ in range(STACK)]
+    return problems, jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+
+
+def test_index(kernel, rng):
+    """One entry of a stack for all rows, and one for each slice of them; out of range gives NaN."""
+    case = next(case for case in must_take(kernel) if case.bias and case.group != "row")
+    problems, w = stack_of(kernel.bits, kernel.x, case)
+    biases = np.stack([p.bias for p in problems])
+    x = rng.integers(-2, 3, (len(IDS), case.m, case.k)).astype(problems[0].x.dtype)
+    args = [(x, w, biases, IDS), (x[0], w, biases, np.int32(1)), (x[1], w, biases[2], np.int32(0))]
+    slices, one, shared_bias = products(args, kernel.backend)
+    jax.block_until_ready((slices, one, shared_bias))
+    assert_ran(kernel)
+
+    def answer(entry, rows, bias=None):
+        p = problems[entry]
+        return np.asarray(rows, np.float64) @ p.weight().T + np.asarray(
+            p.bias if bias is None else bias, float
+        )
+
+    np.testing.assert_array_equal(slices[0], answer(2, x[0]))
+    np.testing.assert_array_equal(slices[2], answer(0, x[2]))
+    assert np.isnan(slices[jnp.array([1, 3])]).all()
+    np.testing.assert_array_equal(one, answer(1, x[0]))
+    np.testing.assert_array_equal(shared_bias, answer(0, x[1], biases[2]))
+
+
+def test_transposed_index(transposed_kernel, rng):
+    """Out of range gives NaN, which does not depend on x: no gradient."""
+    kernel = transposed_kernel
+    case = must_take(kernel, transposed=True)[1]
+    problems, w = stack_of(kernel.bits, kernel.x, case)
+    ct = rng.integers(-2, 3, (len(IDS), case.m, case.n)).astype(problems[0].x.dtype)
+    y = transposed(ct, w, case.k, kernel.backend, index=IDS)
+    jax.block_until_ready(y)
+    assert_ran(kernel)
+    for i in (0, 2):
+        np.testing.assert_array_equal(y[i], np.asarray(ct[i], np.float64) @ problems[IDS[i]].weight())
+    np.testing.assert_array_equal(y[jnp.array([1, 3])], 0)
+
+
+# More tiles than SMs, several slices of K, more rows than shared memory has room for at once, ragged ends of N and K:
+# M, N, K, group.
+LARGE = {
+    "stream": [
+        (1, 2500, 9216, 128),
+        (1, 4099, 20608, 64),
+        (1, 33, 40960, 32),
+        (1, 5000, 4224, "row"),
+        (3, 2121, 12544, 128),
+        (8, 40000, 4096, 128),
+        (5, 3000, 8192, "row"),
+        (8, 17, 640, 64),
+        (16, 2500, 4608, 128),
+    ],
+    "wgmma": [(16, 40000, 1024, 256), (17, 300, 4096, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
+    "mma": [(1, 4099, 20480, 128), (3, 2121, 12416, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
+}
+large = pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(k, id=str(k), marks=pytest.mark.cuda)
+        for k in kernels(transposed=False)
+        if k.backend == "cuda" and k.name in LARGE
+    ],
+    indirect=True,
+)
+
+
+@large
+def test_large(kernel):
+    """Against XLA's matmul on the same device; all values are exact, so results are equal, and so is a second one."""
+    bits, x = kernel.bits, kernel.x
+    for case in LARGE[kernel.name]:
+        m, n, k, group = case
+        group = 64 if (bits, group) == (2, 32) else group
+        keys = jax.random.split(jax.random.key(k + m), 4)
+        shape = (n,) if group == "row" else (n, k // group)
+        w = QuantizedTensor(
+            packed=jax.random.bits(keys[0], (n, k * bits // 32), "uint32"),
+            scale=2.0 ** jax.random.randint(keys[1], shape, -1, 1).astype(x),
+            zero=jax.random.randint(keys[2], shape, 0, 1 << bits).astype(x),
+            bits=bits,
+        )
+        rows = jax.random.randint(keys[3], (m, k), -2, 3).astype(x)
+        y = gemv(rows, w, out_dtype="float32", implementation="cuda")
+        again = gemv(rows, w, out_dtype="float32", implementation="cuda")
+        exact = jnp.dot(rows.astype("float32"), w.dequantize("float32").T, precision="highest")
+        with telling(case):
+            np.testing.assert_array_equal(y, exact)
+            np.testing.assert_array_equal(y, again)
+        assert_ran(kernel)
+
+
+@large
+def test_what_the_last_kernel_left(kernel, rng):
+    """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""
+    for m in {"stream": (1, 2, 8, 9), "wgmma": (9, 33), "mma": (1, 9, 17)}[kernel.name]:
+        full = make(rng, kernel.bits, kernel.x, Case(m, 4096, 2048, 128, "zero"))
+        nan = jnp.full(full.scale.shape, jnp.nan, kernel.x)
+        stale = QuantizedTensor(packed=full.packed, scale=nan, zero=nan, bits=kernel.bits)
+        assert jnp.isnan(gemv(full.x, stale, implementation="cuda")).all()
+        p = make(rng, kernel.bits, kernel.x, Case(m, 264, 1280, 128, "mid"), exact=True)
+        y = gemv(p.x, p.tensor, out_dtype="float32", implementation="cuda")
+        np.testing.assert_array_equal(y, p.answer())
+
+
+# Which kernel is chosen where all may run: the first of these names that the processor has, by measurements in
+# docs/cuda-notes.md and docs/cpu-notes.md. Far from the crossovers, which may move.
+CHOSEN = [
+    ("cpu", 4, "float32", Case(1, 64, 1024, 128), "int8_dot f32_panel"),
+    ("cpu", 8, "bfloat16", Case(1, 64, 1024, 128, "zero"), "int8_dot f32_panel"),
+    ("cpu", 4, "float32", Case(1, 64, 1000, 5), "f32_panel"),
+    ("cpu", 3, "float16", Case(1, 64, 1024, 128), "f32_panel"),
+    ("cpu", 4, "float32", Case(8, 64, 1024, 128), "amx_int8 f32_panel"),
+    ("cpu", 4, "bfloat16", Case(64, 64, 1024, 128), "amx_bf16 f32_panel"),
+    ("cpu", 3, "bfloat16", Case(64, 64, 1024, 128), "f32_panel"),
+    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128, "zero"), "stream"),
+    ("cuda", 2, "float16", Case(1, 256, 1024, 64), "stream"),
+    ("cuda", 8, "bfloat16", Case(8, 256, 1024, "row", scale="float32"), "stream"),
+    ("cuda", 4, "float16", Case(8, 256, 1024, 32), "stream"),
+    ("cuda", 2, "bfloat16", Case(64, 256, 1024, 128), "stream"),
+    ("cuda", 4, "bfloat16", Case(33, 256, 1024, 128), "wgmma mma"),
+    ("cuda", 8, "float16", Case(64, 300, 1024, "row"), "wgmma mma"),
+    ("cuda", 4, "bfloat16", Case(64, 40, 1024, 128), "mma"),  # few outputs
+    ("cuda", 4, "float16", Case(4, 256, 1024, 128, scale="float32"), "mma"),
+    ("cuda", 8, "bfloat16", Case(100, 256, 1024, 128), "mma"),
+    ("cuda", 4, "float32", Case(1, 256, 1024, 128), "simt"),
+    ("cuda", 3, "bfloat16", Case(1, 256, 1024, 128), "simt"),
+    ("cuda", 4, "bfloat16", Case(1, 256, 1000, 8), "simt"),
+]
+CHOSEN_TRANSPOSED = [
+    ("cpu", 4, "float32", Case(1, 64, 1024, 128), "transposed"),
+    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128), "transposed"),
+    ("cuda", 2, "float16", Case(16, 256, 1024, 64), "transposed"),
+    ("cuda", 8, "float32", Case(33, 256, 1024, "row"), "transposed"),
+    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 16), "transposed_simt"),
+    ("cuda", 3, "float32", Case(1, 256, 1024, 128), "transposed_simt"),
+]
+
+
+def chosen(rows):
+    return pytest.mark.parametrize(
+        ("backend", "bits", "x", "case", "names"),
+        [pytest.param(*row, marks=[pytest.mark.cuda] * (row[0] == "cuda")) for row in rows],
+        indirect=["backend"],
+        ids=lambda value: str(value).replace(" ", "-or-"),
+    )
+
+
+def expected(backend: str, bits: int, x: str, names: str, transposed: bool = False) -> str:
+    there = {k.name for k in backends[backend].find(bits, x, transposed)}
+    if backend == "cuda" and not jnp.zeros(()).device.compute_capability.startswith("9."):
+        there -= {"wgmma"}
+    return next(name for name in names.split() if name in there)
+
+
+@chosen(CHOSEN)
+def test_chosen(backend, bits, x, case, names, rng):
+    p = make(rng, bits, x, case)
+    jax.block_until_ready(gemv(p.x, p.tensor, implementation=backend))
+    assert last_kernel(backend) == expected(backend, bits, x, names)
+
+
+@chosen(CHOSEN_TRANSPOSED)
+def test_transposed_chosen(backend, bits, x, case, names, rng):
+    p = make(rng, bits, x, case)
+    ct = np.zeros((case.m, case.n), p.x.dtype)
+    jax.block_until_ready(transposed(ct, p.tensor, case.k, backend))
+    assert last_kernel(backend) == expected(backend, bits, x, names, transposed=True)
+
+
+def test_use_only():
+    """A call that no kernel of the name can run fails, and all of them may run again after it."""
+    w = QuantizedTensor(packed=jnp.zeros((3, 4), jnp.uint32), scale=jnp.float32(1), bits=4)
+    call = lambda: jax.block_until_ready(gemv(jnp.ones(32), w, implementation="cpu"))  # noqa: E731
+    with jax.default_device(jax.devices("cpu")[0]):
+        use_only("cpu", "transposed")
+        try:
+            with pytest.raises(jax.errors.JaxRuntimeError, match="transposed"):
+                call()
+        finally:
+            use_only("cpu", "")
+        call()
+    with pytest.raises(ValueError, match="no kernel is called fastest"):
+        use_only("cpu", "fastest")
