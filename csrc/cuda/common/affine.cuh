@@ -8,10 +8,9 @@ namespace jaxgemv::cuda {
 // y += x * dot(q - centre, x) + y * sum(x).
 __device__ __forceinline__ float2 terms_of(Affine affine, float scale, float shift, float mid,
                                            float centre) {
-  const float zero = affine == Affine::kZero ? shift : mid;
-  if (centre == 0) return {scale, affine == Affine::kOffset ? shift : -scale * zero};
-  const float offset = affine == Affine::kOffset ? shift : 0.f;
-  return {scale, fmaf(centre - (affine == Affine::kOffset ? 0.f : zero), scale, offset)};
+  // Without branches: with them kernels for many rows spill registers.
+  const float zero = affine == Affine::kZero ? shift : affine == Affine::kSymmetric ? mid : 0.f;
+  return {scale, fmaf(centre - zero, scale, affine == Affine::kOffset ? shift : 0.f)};
 }
 
 // One weight. Of symmetric ones `shift` is the mid code.

@@ -64,11 +64,10 @@ __device__ __forceinline__ float load_scale(const Param& p, Index s, Index n, In
 }
 
 // The matrix that slice b meets; -1 when its index is out of range.
-__device__ __forceinline__ int stack_entry(const Problem& problem, const Operands& operands,
-                                           Index b) {
-  if (operands.index == nullptr) return 0;
-  const int s = operands.index[b];
-  return s >= 0 && s < problem.stack ? s : -1;
+__device__ __forceinline__ int stack_entry(const int32_t* index, Index stack, Index b) {
+  if (index == nullptr) return 0;
+  const int s = index[b];
+  return s >= 0 && s < stack ? s : -1;
 }
 
 }  // namespace jaxgemv::cuda

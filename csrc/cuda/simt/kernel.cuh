@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
   if (n >= N) return;
 
   const int rows = static_cast<int>(min(Index{kRows}, M - m0));
-  const Index s = stack_entry(problem, operands, b);
+  const Index s = stack_entry(operands.index, problem.stack, b);
   const X* x = static_cast<const X*>(operands.x) + (b * M + m0) * problem.K;
   const Output output = output_of(problem, operands);
   float first[kRows] = {};  // of a pair

@@ -35,13 +35,14 @@ struct SpanShape {
   // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
   // architecture. Fewer words are more blocks and sums.
   using Warps = std::array<int, 3>;
-  static constexpr Warps kWarps = kRows <= 2
-                                      ? (kBits == 4 ? Warps{8, kParts == Parts::kNone ? 16 : 12, 16}
-                                         : kBits == 8 ? Warps{12, 12, 16}
-                                                      : Warps{12, 16, 16})
+  static constexpr bool kPlain = kParts == Parts::kNone;
+  static constexpr Warps kWarps = kRows <= 2 ? (kBits == 4   ? Warps{8, kPlain ? 16 : 12, 16}
+                                                : kBits == 8 ? Warps{12, 12, 16}
+                                                : kPlain     ? Warps{12, 16, 16}
+                                                             : Warps{8, 16, 16})
                                   : kBits != 4 || kTwice ? Warps{8, 8, 8}
                                   : kRows == 8           ? Warps{8, 12, 16}
-                                                         : Warps{8, 8, 12};
+                                                         : Warps{8, 8, kPlain ? 12 : 8};
   static constexpr int kMaxWarps = kWarps[kLaneWords / 2];
 };
 
@@ -86,11 +87,13 @@ template <int kBits, typename X, int kRows, bool kMTiles, Scales kScales, int kL
           Parts kParts>
 __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::kMaxWarps * 32, 1)
     gemv_stream(const Params params) {
-  constexpr int kSpanBytes = SpanShape<kBits, kRows, kLaneWords, kParts>::kSpanBytes;
+  using Shape = SpanShape<kBits, kRows, kLaneWords, kParts>;
+  constexpr int kSpanBytes = Shape::kSpanBytes;
   using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
   using Copies = Pipeline<kScales, kSpanBytes, Span::kBlocks, kParts>;
   using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks>;
   constexpr bool kByBlock = kScales == Scales::kByBlock;
+  constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
   extern __shared__ __align__(128) uint8_t shared[];
 
@@ -98,10 +101,10 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
   const int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
   const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
   const int M = kMTiles ? min(params.M - m0, kRows) : params.M;  // rows of x of this CTA
-  const Tiling<kParts> tiling(params);
+  const Tiling<kParts> tiling{params};
   const int first_row = cta * params.rows_a_cta + min(cta, params.more);
   const int last_tile =  // its first row
-      first_row + params.rows_a_cta + (cta < params.more) - tiling.step;
+      first_row + params.rows_a_cta + (cta < params.more) - tiling.step();
   const int x_bytes = M * Span::kRowBytes;
   uint8_t* const x_place = shared + warps * Memory::kBytes;
   uint8_t* const x = x_place + warp * x_bytes;
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
   for (int block = 0; block < params.tiles; block += params.block_tiles) {
     const int tiles = min(params.block_tiles, params.tiles - block);
     const auto row_of = [&](int tile) {
-      return min(first_row + (block + tile) * tiling.step, last_tile);
+      return min(first_row + (block + tile) * tiling.step(), last_tile);
     };
     const auto row_term = [&](int n) {
       return terms_of(params.affine, load_scale(params.scale, s, n, 0),
@@ -148,8 +151,8 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
     const int first_i = threadIdx.x / 16;
     float2 term{};
     if (exists) {
-      if (!kByBlock && first_i < tiles * columns)
-        term = row_term(tiling.row(row_of(first_i / columns), lane % 16));
+      if (kTermsEarly && first_i < tiles * columns)
+        term = row_term(row_of(first_i / columns) + lane % 16 + tiling.extra(lane % 16));
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
@@ -161,7 +164,12 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
           else
             wait_copies<kStages - 1>();
           __syncwarp();
-          xs.take(M, x, NormValues(params.norm, s, first_k(slice)), params.K - first_k(slice));
+          const float2 squares =
+              xs.take(M, x, NormValues(params.norm, s, first_k(slice)), params.K - first_k(slice));
+          if constexpr (kNormed)
+            if (lane < 4)
+              xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, M,
+                             slice > 0, squares);
           __syncwarp();
           const int next = slice + 1 < params.slices ? slice + 1 : 0;
           if (params.slices > 1 && (next > 0 || block + tiles < params.tiles)) ask(next);
@@ -175,8 +183,6 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
             for (int i = 0; i < Span::kBlocks; ++i) sums[e] += xs.sum_of(e, i);
           xs.add(to + sum_row, column_size, M, slice > 0, sums, false);
         }
-        if constexpr (kNormed)
-          if (lane < 4) xs.add_squares(to + sum_row + 1, column_size, M, slice > 0);
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
           wait_copies<kStages - 1>();
@@ -195,7 +201,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
     __syncthreads();
     for (int i = first_i; i < tiles * columns; i += warps * 2) {
       const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
-      const int first = row_of(tile), n = tiling.row(first, lane % 16);
+      const int first = row_of(tile), n = first + lane % 16 + tiling.extra(lane % 16);
       const float2* from = partials + column * column_size;
       float2 sum{}, sum_x{}, squares{};
 #pragma unroll 4
@@ -206,7 +212,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
         if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
       }
       if (!kByBlock && exists) {
-        if (i > first_i) term = row_term(n);
+        if (!kTermsEarly || i > first_i) term = row_term(n);
         sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
       }
       if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
@@ -220,7 +226,8 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
       bool is_first = true;  // half of the tile, and no row that another tile has finished
       int to = n, width = params.N;
       if constexpr (kParts != Parts::kNone) {
-        to = first + lane % tiling.step, is_first = to >= first_row + (block + tile) * tiling.step;
+        to = first + lane % tiling.step(),
+        is_first = to >= first_row + (block + tile) * tiling.step();
         if (is_gated(params.output.activation)) {
           const unsigned both = 0xffffu << (lane & 16);
           up = {__shfl_xor_sync(both, sum.x, 8), __shfl_xor_sync(both, sum.y, 8)};

@@ -48,6 +48,10 @@ struct Stream {
   // Blocks of one word a lane are too many for more rows.
   static constexpr int max_rows(int lane_words) { return lane_words == 1 ? 8 : kMaxRows; }
 
+  // Rows of x that share a read with a norm, where there are more than two: as registers allow.
+  template <int kLaneWords>
+  static constexpr int kNormedRows = (kBits == 4 ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
+
   // lane_words: 0 for one scale a row, else a lane's share of a block; a group is 2^group_log
   // blocks.
   struct Found {
@@ -91,7 +95,7 @@ struct Stream {
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
     if (operands.norm.data != nullptr && problem.M > 2)
-      return launch<kBits == 2 ? 4 : 8, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
+      return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
     const bool is_plain = problem.activation == Activation::kNone &&
                           operands.residual.data == nullptr && operands.norm.data == nullptr;
     if (is_plain) return run_rows<kScales, kLaneWords, Parts::kNone>(call);
@@ -116,7 +120,8 @@ struct Stream {
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
     constexpr int kRingBytes = stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
     using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
-    constexpr bool kMTiles = Shape::kTwice || (kRows == 8 && kMostRows > kMaxRows);
+    constexpr bool kMTiles = kParts == Parts::kNormAndEpilogue ? kRows == kNormedRows<kLaneWords>
+                                                               : kRows == 8 && kMostRows > kMaxRows;
     const auto kernel = stream::gemv_stream<kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;
 
     stream::Params params{};
@@ -134,6 +139,7 @@ struct Stream {
     // Tiles of a gated activation have half as many rows, pairs of them.
     const bool gated = is_gated(problem.activation);
     const int N = gated ? params.N / 2 : params.N, tile = stream::kTileN / (gated ? 2 : 1);
+    params.tile_step = tile, params.tile_apart = gated ? N : stream::kTileN / 2;
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
     const int rows = std::min(params.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);

@@ -27,7 +27,8 @@ struct Params {
   int rows_a_cta, more;  // the first `more` CTAs have one row more
   int m_tiles;           // CTAs next to each other that read the same weights
   int tiles;             // of each CTA
-  int block_tiles;       // tiles whose partial sums fit into shared memory together
+  int tile_step, tile_apart;
+  int block_tiles;  // tiles whose partial sums fit into shared memory together
   int slices;
   int M, N, K, row_bytes;
   int group_log;  // kByBlock: a group is 2^this blocks
@@ -41,19 +42,20 @@ struct Params {
   float eps;
 };
 
-// Rows that a tile goes forward, and from the first half of a tile to the second.
+// How rows lie in tiles. Of kernels without parts these are constants, of others parameters, which
+// take no registers.
 template <Parts kParts>
 struct Tiling {
-  int step, apart;
-  __device__ __forceinline__ explicit Tiling(const Params& params) {
-    const bool gated = kParts != Parts::kNone && is_gated(params.output.activation);
-    step = gated ? kTileN / 2 : kTileN;
-    apart = gated ? params.N / 2 : kTileN / 2;
+  static constexpr bool kMayBeGated = kParts != Parts::kNone;
+  const Params& params;
+  // Rows that a tile goes forward, and that its second half lies behind the first.
+  __device__ __forceinline__ int step() const { return kMayBeGated ? params.tile_step : kTileN; }
+  __device__ __forceinline__ int apart() const {
+    return kMayBeGated ? params.tile_apart : kTileN / 2;
   }
-  // The row of the weights that is i-th of the tile from `first` on.
-  __device__ __forceinline__ int row(int first, int i) const {
-    if constexpr (kParts == Parts::kNone) return first + i;
-    return first + i % (kTileN / 2) + (i / (kTileN / 2)) * apart;
+  // What row i of a tile lies further than with neighbours alone.
+  __device__ __forceinline__ int extra(int i) const {
+    return kMayBeGated && i >= kTileN / 2 ? params.tile_apart - kTileN / 2 : 0;
   }
 };
 
@@ -78,10 +80,10 @@ struct Pipeline {
   __device__ __forceinline__ Pipeline(const Params& params, uint32_t s, int first_row, int last_row,
                                       int tiles, uint8_t* ring)
       : params(params),
-        tiling(params),
+        tiling{params},
         ring(ring),
         tiles(tiles),
-        last_step(last_row - first_row - (tiles - 2) * tiling.step),
+        last_step(last_row - first_row - (tiles - 2) * tiling.step()),
         left(tiles) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = lane / kLanes, piece = lane % kLanes;
@@ -107,8 +109,8 @@ struct Pipeline {
 #pragma unroll
         for (int i = 0; i < kTileN / kRows; ++i)
           copy16(to + stage + i * kRows * kSpanBytes,
-                 from + (i * kRows + more_of(i * kRows)) * Index{params.row_bytes});
-      const int rows = left == 2 ? last_step : tiling.step;
+                 from + (i * kRows + tiling.extra(i * kRows)) * Index{params.row_bytes});
+      const int rows = left == 2 ? last_step : tiling.step();
       from += rows * params.row_bytes;
       if constexpr (kScales == Scales::kByBlock) {
         // Past the last group a scale must be finite, because 0 times NaN is NaN.
@@ -118,15 +120,16 @@ struct Pipeline {
         for (int i = 0; i < kBlocks / 2; ++i)
           if (i < 1 << words_log) {
             const int first = i * (kTileN >> words_log);
-            copy_or_zeros<4>(ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-                             scale_from + (first + more_of(first + (lane >> (words_log + 1)))) *
-                                              params.scale_row,
-                             inside);
+            copy_or_zeros<4>(
+                ring + stage + kWeightBytes + (lane + 32 * i) * 4,
+                scale_from +
+                    (first + tiling.extra(first + (lane >> (words_log + 1)))) * params.scale_row,
+                inside);
           }
         scale_from += rows * params.scale_row;
       }
       if (--left == 0) {  // back to the first tile, one slice further
-        const int rows = last_step + (tiles - 1) * tiling.step;
+        const int rows = last_step + (tiles - 1) * tiling.step();
         ++slice, left = tiles, offset += warps * kSpanBytes;
         from += warps * kSpanBytes - rows * Index{params.row_bytes};
         scale_from += (warps << scale_words_log()) * 4 - rows * params.scale_row;
@@ -137,11 +140,6 @@ struct Pipeline {
   }
 
  private:
-  // Rows that row i of a tile lies further than neighbours would.
-  __device__ __forceinline__ int more_of(int i) const {
-    return kParts != Parts::kNone && i >= kTileN / 2 ? tiling.apart - kTileN / 2 : 0;
-  }
-
   // log2 of the words of scales in a row's span.
   __device__ __forceinline__ int scale_words_log() const {
     return (kBlocks == 16 ? 3 : kBlocks / 4) - params.group_log;

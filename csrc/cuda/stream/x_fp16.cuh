@@ -79,9 +79,10 @@ class XFp16 {
   }
 
   // Turns what this warp's copies have brought into operands.
-  __device__ __forceinline__ void take(int rows, const uint8_t* staged, const NormValues&, int) {
+  __device__ __forceinline__ float2 take(int rows, const uint8_t* staged, const NormValues&, int) {
     // Rows past the last one repeat it and are not stored.
     take_rows(staged, [&](int c, int g) { return min(8 * c + g, rows - 1); });
+    return {};
   }
 
   // A tile's products with block i.
@@ -220,10 +221,11 @@ class XNormed : public XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords
     Base::ask(reinterpret_cast<const __half*>(x), rows, K, k0, staged);
   }
 
-  __device__ __forceinline__ void take(int rows, uint8_t* staged, const NormValues& norm,
-                                       int count) {
+  // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
+  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
+                                         int count) {
     const int t = lane_id() % 4;
-    float factor[2] = {1, 1};
+    float factor[2] = {1, 1}, squares[2] = {};
 #pragma unroll 1
     for (int m = 0; m < rows; ++m) {
       float of_row = 0;
@@ -240,6 +242,7 @@ class XNormed : public XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords
     for (int c = 0; c < kTiles; ++c)
 #pragma unroll
       for (int e = 0; e < 2; ++e) this->power[c][e] *= factor[e];
+    return {squares[0], squares[1]};
   }
 
   __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
@@ -263,18 +266,15 @@ class XNormed : public XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords
     }
   }
 
-  // The sums of squares of x.
-  __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
-                                              bool more) const {
+  static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
+                                                     bool more, float2 squares) {
     const int t = lane_id() % 4;
     if (t >= kRows / 2 || 2 * t >= rows) return;
     float2& at = to[t * column_size];
-    at = more ? float2{at.x + squares[0], at.y + squares[1]} : float2{squares[0], squares[1]};
+    at = more ? float2{at.x + squares.x, at.y + squares.y} : squares;
   }
 
  private:
-  float squares[2];  // of rows 2 t and the next of x, for as many t as there are
-
   // Row m of what is staged becomes x * norm in fp16, and row `rest` what is missing from it, by a
   // power of two. Returns the inverse of that.
   static __device__ __forceinline__ float split(int m, int rest, uint8_t* staged,

@@ -45,9 +45,11 @@ class XInt8 {
 
   // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
   // which there are `count`.
-  __device__ __forceinline__ void take(int rows, uint8_t* staged, const NormValues& norm,
-                                       int count) {
+  // Returns the sum of squares of row t / 2 of x, in one of its two lanes.
+  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
+                                         int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
+    float squares = 0;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
@@ -73,6 +75,7 @@ class XInt8 {
       sum[i] =
           fmaf(worth[1], static_cast<float>(total[1]), worth[0] * static_cast<float>(total[0]));
     }
+    return {t % 2 ? 0 : squares, 0};
   }
 
   // A tile's products with block i.
@@ -118,10 +121,9 @@ class XInt8 {
     }
   }
 
-  // The sums of squares of x, once for a column.
-  __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
-                                              bool more) const {
-    const float v[kResults] = {threadIdx.x % 2 ? 0 : squares, 0};
+  static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
+                                                     bool more, float2 squares) {
+    const float v[kResults] = {squares.x, 0};
     add(to, column_size, rows, more, v, false);
   }
 
@@ -136,7 +138,6 @@ class XInt8 {
   uint32_t b[kBlocks][kLaneWords][kSteps];
   // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over the blocks by these.
   float worth[2], sum[kBlocks];
-  float squares;  // of row t / 2 of x
 
   // Makes four planes of bytes of a row, in its place. Returns what the lowest byte is worth.
   static __device__ __forceinline__ float make_slices(uint8_t* row, const NormValues& norm,

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
   const int group0 = static_cast<int>(k0 / problem.group);
   const int last_group = static_cast<int>((problem.K - 1) / problem.group);
   const int bytes = static_cast<int>(row_bytes(problem.K, kBits));
-  const int s = stack_entry(problem, operands, b);
+  const int s = stack_entry(operands.index, problem.stack, b);
   const int byte0 = k0 / 8 * kBits + 4 * kWords * g;
   const bool inside = byte0 < bytes;
   const uint8_t* packed = operands.packed + max(s, 0) * operands.packed_stack_stride + byte0;

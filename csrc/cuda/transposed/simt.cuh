@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   const Index m_tiles = ceil_div(M, kSimtRows), tile = blockIdx.x / team.ranks();
   const Index m0 = tile % m_tiles * kSimtRows, k0_of_tile = tile / m_tiles * Parts::kTileK;
   const int rows = static_cast<int>(min(Index{kSimtRows}, M - m0));
-  const int s = stack_entry(problem, operands, b);
+  const int s = stack_entry(operands.index, problem.stack, b);
   const Index k0 = k0_of_tile + lane * kOctet, bytes = row_bytes(K, kBits);
   const Index available = bytes - k0 / kOctet * kBits;
   const Index group0 = k0 / problem.group;
