@@ -32,7 +32,7 @@ from bench import (
     torch_systems,
     tune,
 )
-from jaxgemv._ffi import set_cpu_level
+from jaxgemv._ffi import set_cpu_isa
 
 PLANS = {
     "gpu": timing.Plan(rotate=400e6, copies_range=(4, 100), calls=100, memory=8e9, repeats=15, executions=24),
@@ -58,8 +58,8 @@ def main() -> None:
     if args.platform:
         jax.config.update("jax_platforms", args.platform)
     device = jax.devices()[0]
-    if args.level:
-        set_cpu_level(args.level)
+    if args.isa:
+        set_cpu_isa(args.isa)
     if device.platform not in PLANS:
         raise SystemExit(f"bench: no plan for platform {device.platform!r}; use --platform cpu")
     plan = PLANS[device.platform]
@@ -220,7 +220,7 @@ def _arguments():
         "--plot", type=Path, metavar="FILE", help="draw the PNG of such a FILE, and do no more"
     )
     parser.add_argument("--ggml", metavar="PATH", help="on the CPU, libggml of llama.cpp, to compare with")
-    parser.add_argument("--level", help="on the CPU, avx2, say, instead of the best of the processor")
+    parser.add_argument("--isa", help="on the CPU, avx2, say, instead of the best of the processor")
     parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ import jaxlib
 
 import jaxgemv
 from bench import host_systems, native
-from jaxgemv._ffi import backends
+from jaxgemv._ffi import backends, cpu_isa
 
 _ROOT = Path(__file__).parent.parent
 
@@ -49,7 +49,7 @@ def environment(device, commit: str | None, module: str = "bench") -> dict:
         env["nvcc"] = nvcc.group(1) if nvcc else None
     else:
         env["threads"] = host_systems.THREADS
-        env["level"] = backends["cpu"].kernels and backends["cpu"].kernels[0].name
+        env["isa"] = None if backends["cpu"].missing else cpu_isa()
     env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
     return env
 

@@ -100,18 +100,23 @@ def _backend(module) -> Backend:
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}
 
 
-def cpu_levels() -> tuple[str, ...]:
+def cpu_isas() -> tuple[str, ...]:
     """Instruction sets that the CPU backend supports on this processor, best first."""
-    return () if backends["cpu"].missing else tuple(importlib.import_module("jaxgemv._cpu").levels())
+    return () if backends["cpu"].missing else tuple(importlib.import_module("jaxgemv._cpu").isas())
 
 
-def set_cpu_level(name: str) -> None:
+def cpu_isa() -> str:
+    """The instruction set that the CPU backend uses."""
+    return importlib.import_module("jaxgemv._cpu").isa()
+
+
+def set_cpu_isa(name: str) -> None:
     """Uses another instruction set than the best, for tests and benchmarks: C++ and this table alike.
 
     Programs that were compiled before keep the choice between kernel and reference that was made for them.
     """
     module = importlib.import_module("jaxgemv._cpu")
-    module.set_level(name)
+    module.set_isa(name)
     backends["cpu"] = _backend(module)
 
 

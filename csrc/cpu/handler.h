@@ -6,9 +6,9 @@ struct XLA_FFI_CallFrame;
 
 extern "C" XLA_FFI_Error* jaxgemv_gemv_v1(XLA_FFI_CallFrame* call_frame);
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 
 // The version of XLA's FFI that the handlers are built for.
 extern const int kFfiApiMinor;
 
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

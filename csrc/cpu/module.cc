@@ -5,37 +5,44 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <vector>
 
+#include "choose.h"
+#include "detect.h"
 #include "handler.h"
-#include "level.h"
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 namespace nb = nanobind;
 
-nb::list levels() {
-  nb::list names;
-  for (const Level* level : supported_levels()) names.append(level->name);
-  return names;
+// Of the instruction set in use.
+std::vector<KernelInfo> kernels() {
+  std::vector<KernelInfo> rows;
+  for (const Kernel& kernel : current_table().isa->kernels) rows.push_back(kernel.info);
+  return rows;
 }
 
-void set_level(const std::string& name) {
-  for (const Level* level : supported_levels())
-    if (level->name == name) {
-      current_level() = level;
-      return;
-    }
-  throw nb::value_error(("this processor has no level " + name).c_str());
+nb::list isas() {
+  nb::list names;
+  for (const Table& table : supported_tables()) names.append(table.isa->name);
+  return names;
 }
 
 }  // namespace
 
 NB_MODULE(_cpu, m) {
   define_backend(m, kFfiApiMinor, reinterpret_cast<void*>(&jaxgemv_gemv_v1), &kernels,
-                 [] { return Crossovers{current_level()->rows, 0}; });
-  m.def("levels", &levels, "Instruction-set levels that this processor supports, best first.");
-  m.def("set_level", &set_level, nb::arg("name"), "Use another level than the best: for tests.");
+                 [] { return crossovers_of(current_table().isa->name); });
+  m.def("isa", [] { return current_table().isa->name; }, "The instruction set in use.");
+  m.def("isas", &isas, "Instruction sets that this processor supports, best first.");
+  m.def(
+      "set_isa",
+      [](const std::string& name) {
+        if (!set_isa(name))
+          throw nb::value_error(("this processor has no instruction set " + name).c_str());
+      },
+      nb::arg("name"), "Use another instruction set than the best: for tests.");
   m.def(
       "packed_offset",
       [](Index n, Index k, Index k_total, int bits) { return octet_offset(n, k, k_total, bits); },
@@ -43,4 +50,4 @@ NB_MODULE(_cpu, m) {
       "Bytes from the start of a packed matrix to the octet that holds code k of row n.");
 }
 
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

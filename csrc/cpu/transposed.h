@@ -1,5 +1,5 @@
-// The CPU kernel of the transposed product, y = x @ w, which sums over the rows of the weight and
-// not along them. Part of kernel.h, and under its rule: internal linkage.
+// The transposed product, y = x @ w, which sums over the rows of the weight and not along them.
+// Under the rule of isa/kernels.h: internal linkage.
 //
 // The weight is cut into tiles of codes and rows. In a tile kDecoded rows are decoded a vector at a
 // time, which goes into the sums of all rows of x while it is in a register; the sums are in cache.
@@ -7,13 +7,14 @@
 // filled in the order of the rows, whatever x has besides and however many threads there are.
 #pragma once
 
-#include "params.h"
+#include "common/blocks.h"
+#include "common/params.h"
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 // Rows of the weight whose parameters are converted together.
-constexpr Index kRowBlock = 32;
+constexpr Index kParamRows = 32;
 
 // Codes [k0, k0 + codes) of kDecoded rows, ready to be multiplied.
 struct Columns {
@@ -25,29 +26,29 @@ struct Columns {
   Index row_size;
 };
 
-// sums[m][code] += the products of `rows` rows of x, [row][kDecoded], with the strip. kWhole:
+// sums[m][code] += the products of `rows` rows of x, [row][kDecoded], with them. kWhole:
 // groups are whole blocks. kOneRow: rows is 1. Not inline: it needs all registers.
-template <int kBits, bool kWhole, bool kOneRow>
-[[gnu::noinline]] void add_products(const Columns& strip, const float* x, Index rows, float* sums,
-                                    Index stride) {
-  using B = Block<kBits>;
-  const Index body_blocks = strip.body_blocks, blocks = strip.blocks;
+template <typename C, bool kWhole, bool kOneRow>
+[[gnu::noinline]] void add_products(const C& codes, const Columns& w_rows, const float* x,
+                                    Index rows, float* sums, Index stride) {
+  using B = Block<C::kBits>;
+  const Index body_blocks = w_rows.body_blocks, blocks = w_rows.blocks;
   const uint8_t* at[kDecoded];
-  Group<kBits> group[kDecoded];
-  for (int r = 0; r < kDecoded; ++r) at[r] = strip.body[r];
-  Index block = 0, end = kWhole ? strip.first_blocks : blocks;
-  for (Index g = 0; block < blocks; ++g, end += strip.group_blocks) {
+  Group<C> group[kDecoded];
+  for (int r = 0; r < kDecoded; ++r) at[r] = w_rows.body[r];
+  Index block = 0, end = kWhole ? w_rows.first_blocks : blocks;
+  for (Index g = 0; block < blocks; ++g, end += w_rows.group_blocks) {
     if constexpr (kWhole)
       for (int r = 0; r < kDecoded; ++r) {
-        const Index i = r * strip.row_size + g;
-        group[r].set(strip.zero[i], strip.scale[i], strip.offset[i]);
+        const Index i = r * w_rows.row_size + g;
+        group[r].set(codes, w_rows.zero[i], w_rows.scale[i], w_rows.offset[i]);
       }
     for (const Index stop = min_of(end, blocks); block < stop; ++block) {
       if (block == body_blocks)
-        for (int r = 0; r < kDecoded; ++r) at[r] = strip.tail[r];
+        for (int r = 0; r < kDecoded; ++r) at[r] = w_rows.tail[r];
       Ints units[kDecoded];
       for (int r = 0; r < kDecoded; ++r) {
-        units[r] = load_units<kBits>(at[r]);
+        units[r] = load_units<C::kBits>(at[r]);
         at[r] += B::kBytes;
       }
       const auto add = [&](int i) __attribute__((always_inline)) {
@@ -55,12 +56,12 @@ template <int kBits, bool kWhole, bool kOneRow>
         Floats w[kDecoded];
         for (int r = 0; r < kDecoded; ++r) {
           if constexpr (kWhole) {
-            w[r] = group[r].weights(units[r], i);
+            w[r] = group[r].weights(codes, units[r], i);
           } else {
-            const Index at_code = r * strip.row_size + code;
-            w[r] = (codes_of<kBits>(units[r], i) - load_floats(strip.zero + at_code)) *
-                       load_floats(strip.scale + at_code) +
-                   load_floats(strip.offset + at_code);
+            const Index at_code = r * w_rows.row_size + code;
+            w[r] = (values_of(codes, units[r], i) - load_floats(w_rows.zero + at_code)) *
+                       load_floats(w_rows.scale + at_code) +
+                   load_floats(w_rows.offset + at_code);
           }
         }
         const float* xs = x;
@@ -80,27 +81,37 @@ template <int kBits, bool kWhole, bool kOneRow>
   }
 }
 
-// Everything for one width.
-template <int kBits>
+template <typename C>
 struct Transposed {
+  static constexpr const char* kName = "transposed";
+  static constexpr OperandSet kOperands =
+      kTransposedOperands | OperandSet::of(Operand::kOneByteScale);
+  static constexpr int kBits = C::kBits;
   using B = Block<kBits>;
   static_assert(kTileUnit % B::kCodes == 0, "tiles start on whole blocks");
 
+  static bool supports(const Problem&, const Operands&) { return true; }
+  static bool supports_whole(const Problem& p, const Operands&) { return is_whole(p); }
   static bool is_whole(const Problem& p) { return p.group % B::kCodes == 0 || p.group >= p.K; }
 
-  static Index arranged_size(const Problem& p) { return ceil_div(p.N, kDecoded) * kDecoded * p.M; }
+  static Index x_size(const Problem& p, const Operands&) {
+    return ceil_div(p.N, kDecoded) * kDecoded * p.M;
+  }
+  static void prepare(const Problem&, const Operands&, float*) {}
 
-  // out[strip of rows of the weight][row of x][row of the strip]
-  static void arrange(const Problem& p, const Operands& o, Index slice, float* out) {
-    for (Index n = 0; n < p.N; n += kRowBlock)
-      for (Index m = 0; m < p.M; ++m) {
-        float natural[kRowBlock] = {};
-        const Index count = min_of(kRowBlock, p.N - n);
+  // out[kDecoded rows of the weight][row of x][one of them]
+  static bool pack_x(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
+                     float* out) {
+    for (Index n = 0; n < p.N; n += kParamRows)
+      for (Index m = m0; m < m1; ++m) {
+        float natural[kParamRows] = {};
+        const Index count = min_of(kParamRows, p.N - n);
         read_floats(p.x, o.x, (slice * p.M + m) * p.N + n, count, natural);
         for (Index i = 0; i < count; i += kDecoded)
           __builtin_memcpy(out + (n + i) * p.M + m * kDecoded, natural + i,
                            kDecoded * sizeof(float));
       }
+    return true;
   }
 
   // Values that a parameter has for a row of a tile.
@@ -108,10 +119,10 @@ struct Transposed {
     return is_whole(p) ? codes / p.group + 2 : codes;
   }
 
-  // What run() keeps: the parameters of kRowBlock rows as Columns has them, and when groups are not
+  // What run() keeps: the parameters of kParamRows rows as Columns has them, and when groups are not
   // whole blocks, the group of each code and room for one value per group.
-  static Index scratch_size(const Problem& p, Index codes) {
-    return 3 * kRowBlock * row_size(p, codes) + (is_whole(p) ? 0 : 2 * codes);
+  static Index scratch_size(const Problem& p, const Operands&, Index codes) {
+    return 3 * kParamRows * row_size(p, codes) + (is_whole(p) ? 0 : 2 * codes);
   }
 
   // The parameters of a tile's rows, a block of them at a time.
@@ -121,8 +132,8 @@ struct Transposed {
       const Index last = min_of(tile.k0 + tile.codes, p.K) - 1;
       first_group = tile.k0 / p.group, groups = last / p.group - first_group + 1;
       zero = scratch;
-      scale = zero + kRowBlock * size, offset = scale + kRowBlock * size;
-      group_of = reinterpret_cast<int32_t*>(offset + kRowBlock * size);
+      scale = zero + kParamRows * size, offset = scale + kParamRows * size;
+      group_of = reinterpret_cast<int32_t*>(offset + kParamRows * size);
       per_group = reinterpret_cast<float*>(group_of + tile.codes);
       for (Index i = 0; i < tile.codes && !whole; ++i) {
         const Index k = min_of(tile.k0 + i, last), code = i % B::kCodes;
@@ -131,9 +142,9 @@ struct Transposed {
       }
     }
 
-    // Of rows [n0, n0 + count), and for the rest of a strip those of weights that are 0.
+    // Of rows [n0, n0 + count), and up to a multiple of kDecoded those of weights that are 0.
     void load(Index n0, Index count) {
-      const float mid = p.affine == Affine::kOffset ? 0 : mid_code(kBits);
+      const float mid = p.affine == Affine::kOffset ? 0 : C::kMid;
       for (Index i = 0, at = 0; i < ceil_div(count, kDecoded) * kDecoded; ++i, at += size) {
         fill(mid, size, zero + at), fill(0, size, offset + at);
         if (i >= count) {
@@ -170,14 +181,11 @@ struct Transposed {
     for (Index i = 0; i < count; ++i) out[i] = value;
   }
 
-  static Index stack_of(const Operands& o, Index slice) {
-    return o.index == nullptr ? 0 : load<int32_t>(o.index, slice);
-  }
-
-  static void run(const Problem& p, const Operands& o, Index slice, const float* arranged,
-                  const Tile& tile, float* sums, float* scratch) {
+  static void run(const Problem& p, const Operands& o, Index slice, float* packed, const Tile& tile,
+                  float* sums, float* scratch) {
     const Index stack = stack_of(o, slice);
-    if (stack < 0 || stack >= p.stack) return;
+    if (!has_entry(p, stack)) return;
+    const C codes(p, o, stack);
     fill(0, p.M * tile.codes, sums);
     Parameters params(p, o, stack, tile, scratch);
     const Index bytes = row_bytes(p.K, kBits), start = tile.k0 / B::kCodes * B::kBytes;
@@ -185,35 +193,36 @@ struct Transposed {
         bytes - start < B::kReach ? 0 : (bytes - start - B::kReach) / B::kBytes + 1;
     uint8_t tail[kDecoded][B::kTail];
 
-    Columns strip;
-    strip.row_size = params.size;
-    strip.blocks = ceil_div(min_of(tile.codes, p.K - tile.k0), B::kCodes);
-    strip.body_blocks = min_of(readable, strip.blocks);
+    Columns w_rows;
+    w_rows.row_size = params.size;
+    w_rows.blocks = ceil_div(min_of(tile.codes, p.K - tile.k0), B::kCodes);
+    w_rows.body_blocks = min_of(readable, w_rows.blocks);
     const bool one_group = p.group >= p.K;
-    strip.group_blocks = one_group ? strip.blocks : p.group / B::kCodes;
-    strip.first_blocks = one_group ? strip.blocks : (p.group - tile.k0 % p.group) / B::kCodes;
-    const auto add = !params.whole ? add_products<kBits, false, false>
-                     : p.M == 1    ? add_products<kBits, true, true>
-                                   : add_products<kBits, true, false>;
+    w_rows.group_blocks = one_group ? w_rows.blocks : p.group / B::kCodes;
+    w_rows.first_blocks = one_group ? w_rows.blocks : (p.group - tile.k0 % p.group) / B::kCodes;
+    const auto add = !params.whole ? add_products<C, false, false>
+                     : p.M == 1    ? add_products<C, true, true>
+                                   : add_products<C, true, false>;
 
-    const uint8_t* matrix = o.packed + stack * o.packed_stack_stride + start;
+    const uint8_t* matrix = row_of(p, o, stack, 0) + start;
     const auto point_at_row = [&](int r, Index n) {
       const uint8_t* row = matrix + min_of(n, p.N - 1) * bytes;
-      strip.body[r] = row, strip.tail[r] = tail[r];
-      if (strip.body_blocks == strip.blocks) return;
-      const Index done = strip.body_blocks * B::kBytes;
+      w_rows.body[r] = row, w_rows.tail[r] = tail[r];
+      if (w_rows.body_blocks == w_rows.blocks) return;
+      const Index done = w_rows.body_blocks * B::kBytes;
       __builtin_memset(tail[r], 0, B::kTail);
       if (done < bytes - start) __builtin_memcpy(tail[r], row + done, bytes - start - done);
     };
-    for (Index n0 = tile.n0; n0 < tile.n1; n0 += kRowBlock) {
-      const Index count = min_of(kRowBlock, tile.n1 - n0);
+    for (Index n0 = tile.n0; n0 < tile.n1; n0 += kParamRows) {
+      const Index count = min_of(kParamRows, tile.n1 - n0);
       params.load(n0, count);
       for (Index m0 = 0; m0 < p.M; m0 += kSharedRows)
         for (Index i = 0; i < count; i += kDecoded) {
           for (int r = 0; r < kDecoded; ++r) point_at_row(r, n0 + i + r);
-          strip.zero = params.zero + i * params.size, strip.scale = params.scale + i * params.size;
-          strip.offset = params.offset + i * params.size;
-          add(strip, arranged + (n0 + i) * p.M + m0 * kDecoded, min_of(kSharedRows, p.M - m0),
+          w_rows.zero = params.zero + i * params.size,
+          w_rows.scale = params.scale + i * params.size;
+          w_rows.offset = params.offset + i * params.size;
+          add(codes, w_rows, packed + (n0 + i) * p.M + m0 * kDecoded, min_of(kSharedRows, p.M - m0),
               sums + m0 * tile.codes, tile.codes);
         }
     }
@@ -222,7 +231,7 @@ struct Transposed {
   static void finish(const Problem& p, const Operands& o, Index slice, const Tile& tile,
                      const float* sums, Index parts) {
     const Index stack = stack_of(o, slice);
-    const bool valid = stack >= 0 && stack < p.stack;
+    const bool valid = has_entry(p, stack);
     const Index codes = min_of(tile.codes, p.K - tile.k0);
     for (Index m = 0; m < p.M; ++m)
       for (Index first = 0; first < codes; first += B::kCodes) {
@@ -239,10 +248,7 @@ struct Transposed {
           write_float(p.y, o.y, at + i, natural[i]);
       }
   }
-
-  static constexpr TransposedKernel kKernel = {is_whole,     arranged_size, arrange,
-                                               scratch_size, run,           finish};
 };
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

@@ -1,14 +1,14 @@
-// Vectors of AVX2, FMA and F16C, for the levels that have them. Under the rule of kernel.h:
-// internal linkage. Each level has a `dot` of its own.
+// Vectors of AVX2, FMA and F16C, for the instruction sets that have them. Under the rule of kernels.h:
+// internal linkage. Each has a `dot` of its own.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-#include "unroll.h"
+#include "../common/unroll.h"
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kLanes = 8;
@@ -73,4 +73,4 @@ inline void transpose(Ints (&square)[kLanes]) {
 constexpr int kTileRows = 6, kTileVectors = 2;
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

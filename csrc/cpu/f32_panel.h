@@ -1,18 +1,23 @@
-// Any number of rows of x, any width and any group. Part of kernel.h, and under its rule: internal
-// linkage.
+// Any number of rows of x and any of its values, any width and any group. Under the rule of
+// isa/kernels.h: internal linkage.
 //
 // A lane holds a row of weights: words of kLanes rows are transposed, and code k then has the same
-// place in every lane. A panel, kPanelCodes codes of kStrip rows, becomes float32 once and is
+// place in every lane. A panel, kPanelCodes codes of kRowBlock rows, becomes float32 once and is
 // multiplied with all rows of x while the first-level cache holds it.
 #pragma once
 
-#include "params.h"
+#include <utility>
 
-namespace jaxgemv {
+#include "common/codes.h"
+#include "common/epilogue.h"
+#include "common/params.h"
+#include "common/x.h"
+
+namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kPanelCodes = 128;
-static_assert(kStrip % (kTileVectors * kLanes) == 0);
+static_assert(kRowBlock % (kTileVectors * kLanes) == 0);
 
 // acc[m][lane] += x[m][k] * panel[k][lane], for kTileVectors vectors of lanes. Rows of x are
 // kPanelCodes apart, so that one register addresses them all.
@@ -21,10 +26,10 @@ inline void multiply_tile(const float* panel, const float* x, Index count, float
   Floats sum[kRows][kTileVectors];
   JAXGEMV_UNROLL
   for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
-  for (int v = 0; v < kTileVectors; ++v) sum[m][v] = load_floats(acc + m * kStrip + v * kLanes);
+  for (int v = 0; v < kTileVectors; ++v) sum[m][v] = load_floats(acc + m * kRowBlock + v * kLanes);
   // The next tile's x, which many rows keep in the second-level cache.
   const float* ahead = x + kRows * kPanelCodes;
-  for (Index k = 0; k < count; ++k, panel += kStrip, ++x, ahead += kRows) {
+  for (Index k = 0; k < count; ++k, panel += kRowBlock, ++x, ahead += kRows) {
     __builtin_prefetch(ahead);
     Floats w[kTileVectors];
     JAXGEMV_UNROLL
@@ -35,7 +40,7 @@ inline void multiply_tile(const float* panel, const float* x, Index count, float
   }
   JAXGEMV_UNROLL
   for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
-  for (int v = 0; v < kTileVectors; ++v) store_floats(acc + m * kStrip + v * kLanes, sum[m][v]);
+  for (int v = 0; v < kTileVectors; ++v) store_floats(acc + m * kRowBlock + v * kLanes, sum[m][v]);
 }
 
 // The same for all lanes of a panel and up to kRows rows of x.
@@ -43,28 +48,35 @@ template <int kRows = kTileRows>
 inline void multiply(Index rows, const float* panel, const float* x, Index count, float* acc) {
   if constexpr (kRows > 1)
     if (rows < kRows) return multiply<kRows - 1>(rows, panel, x, count, acc);
-  for (int lane = 0; lane < kStrip; lane += kTileVectors * kLanes)
+  for (int lane = 0; lane < kRowBlock; lane += kTileVectors * kLanes)
     multiply_tile<kRows>(panel + lane, x, count, acc + lane);
 }
 
-template <int kBits>
-struct Panel {
+template <typename C>
+struct F32Panel {
+  static constexpr const char* kName = "f32_panel";
+  static constexpr int kRows = kAllRows;
+  static constexpr bool kTakesAnyX = true;
+  static constexpr OperandSet kOperands = kAllParts;
+  static constexpr bool takes(Dtype) { return true; }
+  static constexpr int kBits = C::kBits;
   static constexpr int kChunkCodes = 32;  // these are kBits words
   static constexpr int kWords = kPanelCodes / kChunkCodes * kBits;
 
-  static Index panels_of(const Problem& p) { return ceil_div(p.K, Index{kPanelCodes}); }
-  static Index arranged_size(const Problem& p) { return panels_of(p) * p.M * kPanelCodes; }
+  static bool supports(const Problem&, const Operands&) { return true; }
 
-  static void prepare(const Problem&, float*) {}
-  static void fall_back(const Problem&, float*) {}
+  static Index panels_of(const Problem& p) { return ceil_div(p.K, Index{kPanelCodes}); }
 
   // [panel][row][code]
-  static bool arrange(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
-                      float* out) {
+  static Index x_size(const Problem& p, const Operands&) {
+    return panels_of(p) * p.M * kPanelCodes;
+  }
+  static void prepare(const Problem&, const Operands&, float*) {}
+  static bool pack(const X& x, Index m0, Index m1, float* out) {
+    const Problem& p = x.p;
     for (Index k = 0; k < p.K; k += kPanelCodes, out += p.M * kPanelCodes)
       for (Index m = m0; m < m1; ++m)
-        read_floats(p.x, o.x, (slice * p.M + m) * p.K + k, min_of(kPanelCodes, p.K - k),
-                    out + m * kPanelCodes);
+        x.read(m, k, min_of(kPanelCodes, p.K - k), out + m * kPanelCodes);
     return true;
   }
 
@@ -78,28 +90,29 @@ struct Panel {
 
     Scratch(const Problem& p, float* at) {
       acc = at;
-      panel = acc + p.M * kStrip;
-      by_group = panel + kPanelCodes * kStrip;
-      float* end = by_group + padded(groups_of(p)) * 2 * kStrip;
+      panel = acc + p.M * kRowBlock;
+      by_group = panel + kPanelCodes * kRowBlock;
+      float* end = by_group + padded(groups_of(p)) * 2 * kRowBlock;
       places = reinterpret_cast<int32_t*>(end);
       size = end - at + panels_of(p) * kPanelCodes;
     }
   };
 
-  static Index scratch_size(const Problem& p) { return Scratch(p, nullptr).size; }
+  static Index scratch_size(const Problem& p, const Operands&) { return Scratch(p, nullptr).size; }
 
   static void place_groups(const Problem& p, int32_t* places) {
     int32_t at = 0;
     for (Index k = 0, left = p.group; k < panels_of(p) * kPanelCodes; ++k) {
       places[k] = at;
-      if (--left == 0 && k + 1 < p.K) at += 2 * kStrip, left = p.group;
+      if (--left == 0 && k + 1 < p.K) at += 2 * kRowBlock, left = p.group;
     }
   }
 
-  // panel[k][lane] <- weights k0 .. k0 + kPanelCodes of kStrip rows, with anything behind K.
-  static void unpack(const Problem& p, const uint8_t* const* rows, Index k0, const Scratch& s) {
+  // panel[k][lane] <- weights k0 .. k0 + kPanelCodes of kRowBlock rows, with anything behind K.
+  static void unpack(const C& codes, const Problem& p, const uint8_t* const* rows, Index k0,
+                     const Scratch& s) {
     const Index first = k0 / kChunkCodes * kBits, left = row_bytes(p.K, kBits) / 4 - first;
-    for (int lane = 0; lane < kStrip; lane += kLanes, rows += kLanes) {
+    for (int lane = 0; lane < kRowBlock; lane += kLanes, rows += kLanes) {
       Ints word[ceil_div(kWords, kLanes) * kLanes + 1];
       for (int w = 0; w < kWords; w += kLanes) {
         Ints square[kLanes];
@@ -112,82 +125,81 @@ struct Panel {
       }
       for (int chunk = 0; chunk < kPanelCodes / kChunkCodes; ++chunk) {
         const int32_t* places = s.places + k0 + chunk * kChunkCodes;
-        float* to = s.panel + chunk * kChunkCodes * kStrip + lane;
+        float* to = s.panel + chunk * kChunkCodes * kRowBlock + lane;
         constexpr std::make_integer_sequence<int, kChunkCodes> kAll;
         if (places[0] == places[kChunkCodes - 1])
-          unpack_chunk<true>(word + chunk * kBits, s.by_group + lane, places, to, kAll);
+          unpack_chunk<true>(codes, word + chunk * kBits, s.by_group + lane, places, to, kAll);
         else
-          unpack_chunk<false>(word + chunk * kBits, s.by_group + lane, places, to, kAll);
+          unpack_chunk<false>(codes, word + chunk * kBits, s.by_group + lane, places, to, kAll);
       }
     }
   }
 
   // Not inlined: gcc would work out the codes once for both forms, and keep them in memory.
   template <bool kOneGroup, int... kCode>
-  __attribute__((noinline)) static void unpack_chunk(const Ints* words, const float* params,
-                                                     const int32_t* places, float* panel,
+  __attribute__((noinline)) static void unpack_chunk(const C& codes, const Ints* words,
+                                                     const float* params, const int32_t* places,
+                                                     float* panel,
                                                      std::integer_sequence<int, kCode...>) {
     Ints word[kBits];  // in registers: the stores below might be to `words`, for all compilers know
     JAXGEMV_UNROLL
     for (int i = 0; i < kBits; ++i) word[i] = words[i];
     Floats scale = load_floats(params + places[0]),
-           offset = load_floats(params + places[0] + kStrip);
+           offset = load_floats(params + places[0] + kRowBlock);
     const auto weight = [&](Floats code, int i) {
       if (!kOneGroup)
-        scale = load_floats(params + places[i]), offset = load_floats(params + places[i] + kStrip);
+        scale = load_floats(params + places[i]),
+        offset = load_floats(params + places[i] + kRowBlock);
       return code * scale + offset;
     };
-    (store_floats(panel + kCode * kStrip, weight(code<kCode>(word), kCode)), ...);
+    (store_floats(panel + kCode * kRowBlock, weight(value<kCode>(codes, word), kCode)), ...);
   }
 
-  // Code i of a chunk.
+  // Of code i of a chunk.
   template <int i>
-  static Floats code(const Ints (&word)[kBits]) {
+  static Floats value(const C& codes, const Ints (&word)[kBits]) {
     constexpr int kAt = i * kBits / 32, kShift = i * kBits % 32, kHere = 32 - kShift;
     Ints code = word[kAt] >> kShift;
     if constexpr (kHere < kBits) code = (code & ((1 << kHere) - 1)) | word[kAt + 1] << kHere;
-    if constexpr (Group<kBits>::kLookup)
-      return lookup(Group<kBits>::all_codes(), code);
+    if constexpr (C::kLookup)
+      return lookup(codes.all(), code);
     else
-      return to_floats(code & ((1 << kBits) - 1));
+      return codes.convert(code);
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,
                   Index begin, Index end, float* scratch) {
+    const C codes(p, o, stack);
+    const Epilogue epilogue = {p, o, slice, stack};
     const Scratch s(p, scratch);
     const Index tiles = ceil_div(p.M, Index{kTileRows}), bytes = row_bytes(p.K, kBits);
     place_groups(p, s.places);
-    for (Index n0 = begin; n0 < end; n0 += kStrip) {
-      const Index count = min_of(kStrip, end - n0);
-      const uint8_t* rows[kStrip];
-      for (Index r = 0; r < kStrip; ++r)
-        rows[r] = o.packed + stack * o.packed_stack_stride + min_of(n0 + r, end - 1) * bytes;
-      for (int lane = 0; lane < kStrip; lane += kLanes)
-        load_params(p, o, stack, n0 + lane, end - 1, s.by_group + lane, kStrip);
-      for (Index i = 0; i < kStrip * p.M; ++i) s.acc[i] = 0;
-      // The next strip, in the order of memory.
-      const uint8_t* ahead = rows[0] + kStrip * bytes;
+    for (Index n0 = begin; n0 < end; n0 += RowBlock::rows(p)) {
+      const RowBlock block(p, n0, end);
+      const uint8_t* rows[kRowBlock];
+      block.point_at(p, o, stack, rows);
+      load_params_by_group<C>(p, o, stack, block, s.by_group);
+      for (Index i = 0; i < kRowBlock * p.M; ++i) s.acc[i] = 0;
       const float* tile_x = x;
       for (Index k0 = 0; k0 < p.K; k0 += kPanelCodes) {
-        for (int line = 0; line < kStrip * kWords * 4; line += 64, ahead += 64)
-          __builtin_prefetch(ahead, 0, 2);
-        unpack(p, rows, k0, s);
+        // The next block, in the order of memory.
+        constexpr Index kPanelBytes = kRowBlock * kWords * 4;
+        const uint8_t* ahead = block.next(rows, k0 / kPanelCodes * kPanelBytes, bytes);
+        for (Index line = 0; line < kPanelBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+        unpack(codes, p, rows, k0, s);
         for (Index tile = 0, m = 0, next; tile < tiles; ++tile, m = next) {
           next = (tile + 1) * p.M / tiles;
-          multiply(next - m, s.panel, tile_x, min_of(kPanelCodes, p.K - k0), s.acc + m * kStrip);
+          multiply(next - m, s.panel, tile_x, min_of(kPanelCodes, p.K - k0), s.acc + m * kRowBlock);
           tile_x += (next - m) * kPanelCodes;
         }
       }
-      float bias[kStrip];
-      for (Index r = 0; r < count; ++r) bias[r] = bias_of(o, stack, n0 + r);
       for (Index m = 0; m < p.M; ++m) {
-        float* sum = s.acc + m * kStrip;
-        for (Index r = 0; r < count; ++r) sum[r] += bias[r];
-        write_floats(p.y, o.y, (slice * p.M + m) * p.N + n0, count, sum);
+        const float* sums = s.acc + m * kRowBlock;
+        epilogue.store(m, n0, block.count, sums, sums + kRowBlock / 2);
       }
     }
   }
 };
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

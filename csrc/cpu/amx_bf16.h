@@ -1,38 +1,43 @@
 // Many rows of x by AMX, which multiplies 16 x 32 bfloat16 by 32 x 16 at once and sums in float32.
-// Beside kernel.h, and under its rule: internal linkage.
+// Under the rule of isa/kernels.h: internal linkage.
 //
 // Codes are bfloat16 as they are, and so is x: float16 in two parts, each of which is a column of
 // the product as a row of bfloat16 is. Sums over the codes of a group are scaled afterwards, so
-// that no product is rounded. (float32 would take three parts, and more time than panel.h.)
+// that no product is rounded. (float32, and so what a norm gives, would
+// take three parts, and more time than f32_panel.h.)
 //
 // A block is a vector of weights, 32 words of 16 bits. Step s takes code s of every word; x is put
 // in the same order beforehand.
 #pragma once
 
-#include "amx.h"
-#include "kernel.h"
+#include "common/codes.h"
+#include "common/epilogue.h"
+#include "common/params.h"
+#include "common/x.h"
+#include "isa/amx.h"
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 // Elements of x beyond these powers of two, whose parts or sums might not be float32, are left to
 // other kernels.
 constexpr int kMostExponent = 100;
 
-// Fewer rows are faster as digits (tile_digits.h).
-constexpr int kLeastRows = 12;
-
 constexpr int parts_of(Dtype x) { return x == Dtype::kBF16 ? 1 : 2; }
 
-template <int kBits>
-struct Tiles {
-  static constexpr bool kExists = 4 % kBits == 0;
-  static constexpr int kSteps = 16 / kBits, kCodes = kTileWords * kSteps;
+template <typename C>
+struct AmxBf16 {
+  static constexpr const char* kName = "amx_bf16";
+  static constexpr int kRows = kAllRows;
+  static constexpr bool kTakesAnyX = false;
+  static constexpr OperandSet kOperands = kAllParts.without(OperandSet::of(Operand::kNorm));
+  static constexpr bool takes(Dtype x) { return x != Dtype::kF32; }
+  static constexpr int kBits = C::kBits, kSteps = C::kSteps, kCodes = kTileWords * kSteps;
   static constexpr Index kBytes = 2 * kTileWords;
 
   // Blocks are multiplied once for each group in them, so that narrow ones take long.
-  static bool accepts(const Problem& p) {
-    return p.x != Dtype::kF32 && p.M >= kLeastRows && p.group >= min_of(kCodes / 4, p.K);
+  static bool supports(const Problem& p, const Operands&) {
+    return p.group >= min_of(kCodes / 4, p.K);
   }
 
   struct Shape {
@@ -51,12 +56,12 @@ struct Tiles {
     }
   };
 
-  struct Arranged {
+  struct Packed {
     float* sums;      // [block, group in it][tile][lane]: of the columns
     uint16_t* parts;  // [block][tile][step][pair of words][column][2]
     Index size;       // in floats
 
-    Arranged(const Problem& p, float* at) {
+    Packed(const Problem& p, float* at) {
       const Shape shape(p);
       const Index size_of_sums = (shape.blocks + shape.groups) * shape.tiles * kLanes;
       sums = at, parts = reinterpret_cast<uint16_t*>(at + size_of_sums);
@@ -65,22 +70,21 @@ struct Tiles {
     static Index tile_size(const Shape& shape) { return kSteps * kTileWords * shape.columns; }
   };
 
-  static Index arranged_size(const Problem& p) { return Arranged(p, nullptr).size; }
-
-  static void prepare(const Problem&, float*) {}
+  static Index x_size(const Problem& p, const Operands&) { return Packed(p, nullptr).size; }
+  static void prepare(const Problem&, const Operands&, float*) {}
 
   // False where an element is out of range. What belongs to no row is left as it is.
-  static bool arrange(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
-                      float* out) {
+  static bool pack(const X& x, Index m0, Index m1, float* out) {
+    const Problem& p = x.p;
     const Shape shape(p);
-    const Arranged a(p, out);
-    float* sums = a.sums;
+    const Packed to(p, out);
+    float* sums = to.sums;
     for (Index block = 0; block < shape.blocks; ++block) {
       const Index k0 = block * kCodes, count = min_of(kCodes, p.K - k0);
       const Index first = k0 / p.group, groups = shape.last_group(p, block) - first + 1;
       for (Index m = m0; m < m1; ++m) {
         float rest[kCodes] = {}, part[kCodes];
-        read_floats(p.x, o.x, (slice * p.M + m) * p.K + k0, count, rest);
+        x.read(m, k0, count, rest);
         if (!in_range(rest)) return false;
         for (Index i = 0; i < shape.parts; ++i) {
           for (int k = 0; k < kCodes; ++k) {
@@ -93,7 +97,7 @@ struct Tiles {
             sums[(g * shape.tiles + tile) * kLanes + lane] =
                 sum_between(part, (first + g) * p.group - k0, (first + g + 1) * p.group - k0);
           put(part, shape.columns,
-              a.parts + (block * shape.tiles + tile) * Arranged::tile_size(shape) + 2 * lane);
+              to.parts + (block * shape.tiles + tile) * Packed::tile_size(shape) + 2 * lane);
         }
       }
       sums += groups * shape.tiles * kLanes;
@@ -141,21 +145,18 @@ struct Tiles {
     return static_cast<uint32_t>(below(end) & ~below(begin));
   }
 
-  // weights[step][row][word] <- codes [begin, end) of a block of kStrip rows, and zeros.
-  static void unpack(const uint8_t* const* rows, Index offset, Index words, Index begin, Index end,
-                     uint16_t* weights) {
-    uint16_t table[kTileWords];
-    for (int i = 0; i < kTileWords; ++i)
-      table[i] = static_cast<uint16_t>(bits_of_f32(static_cast<float>(i % (1 << kBits))) >> 16);
+  // weights[step][row][word] <- codes [begin, end) of a block of kRowBlock rows, and zeros.
+  static void unpack(const C& codes, const uint8_t* const* rows, Index offset, Index words,
+                     Index begin, Index end, uint16_t* weights) {
     uint32_t chosen[kSteps];
     for (int step = 0; step < kSteps; ++step) chosen[step] = words_of(step, begin, end);
-    for (int r = 0; r < kStrip; ++r) {
+    for (int r = 0; r < kRowBlock; ++r) {
       const uint8_t* from = rows[r] + offset;
       const Ints w = words >= kLanes ? load_words(from) : load_words(from, words);
       JAXGEMV_UNROLL
       for (int step = 0; step < kSteps; ++step)
-        lookup_words(w, step * kBits, table, chosen[step],
-                     weights + (step * kStrip + r) * kTileWords);
+        lookup_words(w, step * kBits, codes.table, chosen[step],
+                     weights + (step * kRowBlock + r) * kTileWords);
     }
   }
 
@@ -164,80 +165,81 @@ struct Tiles {
     Index block, group;
     const float* x_sums;
   };
-  static constexpr Index kPartSize = kSteps * kStrip * kTileWords;  // of weights
+  static constexpr Index kPartSize = kSteps * kRowBlock * kTileWords;  // of weights
 
-  // A strip's sums, the sums and weights of two parts, and the parameters.
-  static Index scratch_size(const Problem& p) {
+  // A row block's sums, the sums and weights of two parts, and the parameters.
+  static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
-    return kStrip * (kLanes * (shape.tiles + 2) + 2 * padded(shape.groups)) + kPartSize;
+    return kRowBlock * (kLanes * (shape.tiles + 2) + 2 * padded(shape.groups)) + kPartSize;
   }
 
   // acc[tile][row][lane] += two parts, or one if they are the same.
-  static void add_parts(const Shape& shape, const Arranged& x, const Part (&part)[2],
+  static void add_parts(const Shape& shape, const Packed& x, const Part (&part)[2],
                         const uint16_t* weights, const float* scale, const float* offset,
                         float* sums, float* acc) {
-    const Index groups = padded(shape.groups), size = Arranged::tile_size(shape);
+    const Index groups = padded(shape.groups), size = Packed::tile_size(shape);
     const bool is_pair = part[0].x_sums != part[1].x_sums;
     const float *scale0 = scale + part[0].group, *scale1 = scale + part[1].group;
     const float *offset0 = offset + part[0].group, *offset1 = offset + part[1].group;
-    for (Index tile = 0; tile < shape.tiles; ++tile, acc += kStrip * kLanes) {
+    for (Index tile = 0; tile < shape.tiles; ++tile, acc += kRowBlock * kLanes) {
       multiply_tiles<kSteps>(weights, x.parts + (part[0].block * shape.tiles + tile) * size,
                              x.parts + (part[1].block * shape.tiles + tile) * size, shape.columns,
                              sums);
       const Floats x0 = load_floats(part[0].x_sums + tile * kLanes);
       const Floats x1 = load_floats(part[1].x_sums + tile * kLanes);
-      for (Index r = 0, g = 0; r < kStrip; ++r, g += groups) {
+      for (Index r = 0, g = 0; r < kRowBlock; ++r, g += groups) {
         float* to = acc + r * kLanes;
         Floats sum = load_floats(to);
         sum += load_floats(sums + r * kLanes) * scale0[g] + x0 * offset0[g];
-        if (is_pair) sum += load_floats(sums + (kStrip + r) * kLanes) * scale1[g] + x1 * offset1[g];
+        if (is_pair)
+          sum += load_floats(sums + (kRowBlock + r) * kLanes) * scale1[g] + x1 * offset1[g];
         store_floats(to, sum);
       }
     }
   }
 
-  static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* arranged,
+  static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,
                   Index begin, Index end, float* scratch) {
+    const C codes(p, o, stack);
+    const Epilogue epilogue = {p, o, slice, stack};
     const Shape shape(p);
-    const Arranged x(p, arranged);
+    const Packed x(p, packed);
     const Index bytes = row_bytes(p.K, kBits), groups = padded(shape.groups);
     float* acc = scratch;  // [tile][row][lane]
-    float* sums = acc + shape.tiles * kStrip * kLanes;
-    uint16_t* weights = reinterpret_cast<uint16_t*>(sums + 2 * kStrip * kLanes);
+    float* sums = acc + shape.tiles * kRowBlock * kLanes;
+    uint16_t* weights = reinterpret_cast<uint16_t*>(sums + 2 * kRowBlock * kLanes);
     float* scale = reinterpret_cast<float*>(weights + 2 * kPartSize);  // [row][group]
-    float* offset = scale + kStrip * groups;                           // [row][group]
+    float* offset = scale + kRowBlock * groups;                        // [row][group]
     start_tiles(shape.columns);
-    for (Index n0 = begin; n0 < end; n0 += kStrip) {
-      const uint8_t* rows[kStrip];
-      for (Index r = 0; r < kStrip; ++r) {
-        const Index n = min_of(n0 + r, end - 1);  // the last strip may repeat the last row
-        rows[r] = o.packed + stack * o.packed_stack_stride + n * bytes;
-      }
-      load_strip_params(p, o, stack, n0, end - 1, scale, offset, groups);
-      for (Index i = 0; i < shape.tiles * kStrip * kLanes; ++i) acc[i] = 0;
-      const uint8_t* ahead = rows[0] + kStrip * bytes;
+    for (Index n0 = begin; n0 < end; n0 += RowBlock::rows(p)) {
+      const RowBlock rows(p, n0, end);
+      const uint8_t* at[kRowBlock];
+      rows.point_at(p, o, stack, at);
+      load_params_by_row<C>(p, o, stack, rows, scale, offset, groups);
+      for (Index i = 0; i < shape.tiles * kRowBlock * kLanes; ++i) acc[i] = 0;
       Part part[2];
       int parts = 0;
       const float* x_sums = x.sums;
       for (Index block = 0; block < shape.blocks; ++block) {
         const Index k0 = block * kCodes, last = shape.last_group(p, block);
-        for (int r = 0; r < kStrip; ++r, ahead += kBytes) __builtin_prefetch(ahead, 0, 2);
+        constexpr Index kBlockBytes = kRowBlock * kBytes;
+        const uint8_t* ahead = rows.next(at, block * kBlockBytes, bytes);
+        for (Index line = 0; line < kBlockBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         for (Index g = k0 / p.group; g <= last; ++g, x_sums += shape.tiles * kLanes) {
-          unpack(rows, block * kBytes, bytes / 4 - block * kLanes, g * p.group - k0,
+          unpack(codes, at, block * kBytes, bytes / 4 - block * kLanes, g * p.group - k0,
                  min_of((g + 1) * p.group - k0, Index{kCodes}), weights + parts * kPartSize);
           part[parts++] = {block, g, x_sums};
           if (parts == 1 && block + 1 == shape.blocks && g == last) part[parts++] = part[0];
           if (parts == 2) add_parts(shape, x, part, weights, scale, offset, sums, acc), parts = 0;
         }
       }
-      for (Index r = 0; r < kStrip && n0 + r < end; ++r) {
-        const float bias = bias_of(o, stack, n0 + r);
-        for (Index m = 0; m < p.M; ++m) {
-          float y = 0;
-          for (Index column = m * shape.parts; column < (m + 1) * shape.parts; ++column)
-            y += acc[(column / shape.columns * kStrip + r) * kLanes + column % shape.columns];
-          write_float(p.y, o.y, (slice * p.M + m) * p.N + n0 + r, y + bias);
+      for (Index m = 0; m < p.M; ++m) {
+        float y[kRowBlock] = {};
+        for (Index column = m * shape.parts; column < (m + 1) * shape.parts; ++column) {
+          const Index tile = column / shape.columns, lane = column % shape.columns;
+          for (Index r = 0; r < kRowBlock; ++r) y[r] += acc[(tile * kRowBlock + r) * kLanes + lane];
         }
+        epilogue.store(m, n0, rows.count, y, y + kRowBlock / 2);
       }
     }
     _tile_release();
@@ -245,4 +247,4 @@ struct Tiles {
 };
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

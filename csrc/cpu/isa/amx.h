@@ -1,14 +1,14 @@
-// The tiles of AMX: eight registers, each 16 rows of 64 bytes. Under the rule of kernel.h: internal
+// The tiles of AMX: eight registers, each 16 rows of 64 bytes. Under the rule of kernels.h: internal
 // linkage.
 #pragma once
 
+#include "../table.h"
 #include "avx512.h"
-#include "level.h"
 
 // gcc 12 does not know that tiles are loaded from memory, and would put off the stores before.
 #define JAXGEMV_STORED __asm__ volatile("" ::: "memory")
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kTileHeight = 16, kTileBytes = 64, kTileWords = 32;
@@ -28,10 +28,16 @@ inline void start_tiles(int columns) {
   _tile_loadconfig(&config);
 }
 
-// kStrip rows of a tile's bytes, each so many bytes after the one before.
+// kRowBlock rows of a tile's bytes, in two halves, each row so many bytes after the one before.
 struct TileRows {
-  const uint8_t* at;
+  const uint8_t *first, *second;
   int64_t stride;
+
+  TileRows() = default;
+  TileRows(const uint8_t* first, const uint8_t* second, int64_t stride)
+      : first(first), second(second), stride(stride) {}
+  explicit TileRows(const uint8_t* rows)  // with nothing between
+      : TileRows(rows, rows + kTileHeight * kTileBytes, kTileBytes) {}
 };
 
 // sums[row][column] <- weights[i][row][byte] * x[i][4 bytes][column][byte], i < count, and the same
@@ -47,9 +53,9 @@ inline void multiply_tiles(const TileRows* weights, int64_t count, const uint8_t
   _tile_zero(3);
   for (const TileRows* end = weights + count; weights < end; ++weights, x0 += size, x1 += size) {
     _tile_loadd(4, x0, 4 * columns);
-    _tile_loadd(6, weights->at, weights->stride);
+    _tile_loadd(6, weights->first, weights->stride);
     _tile_dpbusd(0, 6, 4);
-    _tile_loadd(7, weights->at + kTileHeight * weights->stride, weights->stride);
+    _tile_loadd(7, weights->second, weights->stride);
     _tile_dpbusd(1, 7, 4);
     if (is_pair) {
       _tile_loadd(5, x1, 4 * columns);
@@ -60,16 +66,16 @@ inline void multiply_tiles(const TileRows* weights, int64_t count, const uint8_t
   _tile_stored(0, sums, 64);
   _tile_stored(1, sums + kTileHeight * kLanes, 64);
   if (is_pair) {
-    _tile_stored(2, sums + kStrip * kLanes, 64);
-    _tile_stored(3, sums + (kStrip + kTileHeight) * kLanes, 64);
+    _tile_stored(2, sums + kRowBlock * kLanes, 64);
+    _tile_stored(3, sums + (kRowBlock + kTileHeight) * kLanes, 64);
   }
 }
 
-// words[i][digit]: bytes of z[4 i], z[4 i + 1], .., where every byte but the lowest has taken up
+// words[i][slice]: bytes of z[4 i], z[4 i + 1], .., where every byte but the lowest has taken up
 // what the one below it borrowed.
-inline void digits_of_eight(const int64_t* z, uint32_t (&words)[2][8]) {
+inline void slices_of_eight(const int64_t* z, uint32_t (&words)[2][8]) {
   const __m512i bias = _mm512_set1_epi8(-128);
-  const __m512i digits =
+  const __m512i slices =
       _mm512_xor_si512(_mm512_maskz_add_epi64(0xff, _mm512_loadu_si512(z), bias), bias);
   alignas(64) static constexpr uint8_t kPairs[16] = {0, 8,  1, 9,  2, 10, 3, 11,
                                                      4, 12, 5, 13, 6, 14, 7, 15};
@@ -77,17 +83,17 @@ inline void digits_of_eight(const int64_t* z, uint32_t (&words)[2][8]) {
                                                       13, 6,  14, 7,  15, 16, 24, 17, 25, 18, 26,
                                                       19, 27, 20, 28, 21, 29, 22, 30, 23, 31};
   const __m512i pairs = _mm512_shuffle_epi8(
-      digits, _mm512_maskz_broadcast_i32x4(0xffff, _mm_load_si128((const __m128i*)kPairs)));
+      slices, _mm512_maskz_broadcast_i32x4(0xffff, _mm_load_si128((const __m128i*)kPairs)));
   _mm512_storeu_si512(words, _mm512_maskz_permutexvar_epi16(~0u, _mm512_load_si512(kWords), pairs));
 }
 
-// sums[i][row][column] <- weights[i][step][row][word] * x_i[step][pair of words][column][2], kStrip
+// sums[i][row][column] <- weights[i][step][row][word] * x_i[step][pair of words][column][2], kRowBlock
 // rows of them. Two at a time, because the next product with the same sums has to wait.
 template <int kSteps>
 inline void multiply_tiles(const uint16_t* weights, const uint16_t* x0, const uint16_t* x1,
                            int columns, float* sums) {
   constexpr Index kTile = kTileHeight * kTileWords;
-  static_assert(kStrip == 2 * kTileHeight);
+  static_assert(kRowBlock == 2 * kTileHeight);
   const uint16_t* w0 = weights;
   const uint16_t* w1 = weights + kSteps * 2 * kTile;
   JAXGEMV_STORED;
@@ -114,4 +120,4 @@ inline void multiply_tiles(const uint16_t* weights, const uint16_t* x0, const ui
 }
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

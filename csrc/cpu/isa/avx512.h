@@ -1,14 +1,14 @@
-// Vectors of AVX-512 F, BW, VL, DQ and VNNI, for the levels that have them. Under the rule of
-// kernel.h: internal linkage.
+// Vectors of AVX-512 F, BW, VL, DQ and VNNI, for the instruction sets that have them. Under the rule of
+// kernels.h: internal linkage.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-#include "unroll.h"
+#include "../common/unroll.h"
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kLanes = 16;
@@ -39,10 +39,10 @@ inline Ints load_words(const uint8_t* from, int64_t count) {
   return (Ints)_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), from);
 }
 
-constexpr int kDigitBits = 8;
+constexpr int kSliceBits = 8;
 
-inline Ints dot(Ints sum, Ints codes, Ints digits) {
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)digits);
+inline Ints dot(Ints sum, Ints codes, Ints slices) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)slices);
 }
 
 // In squares of 4 x 4 lanes first, then the squares themselves.
@@ -84,4 +84,4 @@ inline void lookup_words(Ints words, int shift, const uint16_t* table, uint32_t 
 constexpr int kTileRows = 8, kTileVectors = 2;
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu

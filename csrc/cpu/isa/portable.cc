@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace jaxgemv {
+namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kLanes = 4;
@@ -40,9 +40,7 @@ inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
   return words;
 }
 
-[[maybe_unused]] inline float sum_of(Floats value) {
-  return (value[0] + value[2]) + (value[1] + value[3]);
-}
+inline float sum_of(Floats value) { return (value[0] + value[2]) + (value[1] + value[3]); }
 
 inline Ints load_words(const uint8_t* from) {
   Ints words;
@@ -57,13 +55,13 @@ inline Ints load_words(const uint8_t* from, int64_t count) {
 }
 
 #if defined(__SSE2__)
-constexpr int kDigitBits = 16;
+constexpr int kSliceBits = 16;
 
-inline Ints dot(Ints sum, Ints codes, Ints digits) {
-  return sum + (Ints)_mm_madd_epi16((__m128i)codes, (__m128i)digits);
+inline Ints dot(Ints sum, Ints codes, Ints slices) {
+  return sum + (Ints)_mm_madd_epi16((__m128i)codes, (__m128i)slices);
 }
 #else
-constexpr int kDigitBits = 0;
+constexpr int kSliceBits = 0;
 
 [[maybe_unused]] inline Ints dot(Ints sum, Ints, Ints) { return sum; }
 #endif
@@ -76,10 +74,10 @@ inline void transpose(Ints (&square)[kLanes]) {
 constexpr int kTileRows = 4, kTileVectors = 2;
 
 }  // namespace
-}  // namespace jaxgemv
+}  // namespace jaxgemv::cpu
 
-#include "kernel.h"
+#include "kernels.h"
 
-namespace jaxgemv {
-const Level kPortable = make_level<Gemv>("portable", 64);
+namespace jaxgemv::cpu {
+constinit const Isa kPortable = make_isa("portable", kVectorRows);
 }

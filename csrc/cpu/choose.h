@@ -1,0 +1,43 @@
+// Which kernel for how many rows of x: what was measured (docs/cpu-notes.md, by section).
+#pragma once
+
+#include <limits>
+#include <string_view>
+
+#include "../kernel.h"
+#include "../module.h"
+
+namespace jaxgemv::cpu {
+
+inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
+
+// Of kernels that can run a call. Rows of the table are in order of preference too (isa/).
+inline constexpr Crossover kCrossovers[] = {
+    // "Slices on AMX": at 16 rows of 16 bits 1.8 ms for 1.9, at 8 1.8 for 1.5.
+    {"amx_bf16", 0, 12, kAnyRows},
+    // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot.
+    {"amx_int8", 0, 2, kAnyRows},
+    // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
+    {"int8_dot", 0, 1, 2},
+    {"f32_panel", 0, 1, kAnyRows},
+    {"transposed", 0, 1, kAnyRows},
+};
+
+// Rows of x up to which kernels are faster than XLA ("Above 64 rows"): avxvnni takes as long as
+// avx2, and portable stays at 64 until someone times it where there is nothing else.
+struct MostRows {
+  std::string_view isa;
+  Index rows;
+};
+inline constexpr MostRows kMostRows[] = {
+    {"amx", 512}, {"avx512", 512}, {"avxvnni", 256}, {"avx2", 256}, {"portable", 64}};
+
+// All products have the epilogue, and read x once more for a norm: what is faster than XLA without
+// them is so with them.
+constexpr Crossovers crossovers_of(std::string_view isa) {
+  for (const MostRows& each : kMostRows)
+    if (each.isa == isa) return {each.rows, each.rows};
+  return {0, 0};
+}
+
+}  // namespace jaxgemv::cpu

@@ -1,0 +1,75 @@
+// Codes of a row as transposed.h decodes them, in blocks: lane j of a vector holds unit j, one or two
+// consecutive codes, so that unpacking takes a widening load, shifts and masks. Under the rule of
+// isa/kernels.h: internal linkage.
+#pragma once
+
+#include "codes.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+template <int kBits>
+struct Block {
+  static constexpr int kUnit = kBits <= 4 || kLanes < kOctet ? 2 : 1;  // codes in a lane
+  static constexpr int kCodes = kUnit * kLanes;
+  static constexpr int kBytes = kCodes * kBits / 8;
+  static constexpr bool kUnitIsByte = kUnit * kBits == 8;
+  static constexpr int kReach = kUnitIsByte ? kBytes : 16;  // bytes that a load touches
+  static constexpr int kTail = 2 * (kReach > kBytes ? kReach : kBytes);
+  static_assert(kCodes % kOctet == 0, "blocks start on whole octets");
+};
+
+// Where the units of a block start when they are not bytes.
+template <int kUnitBits>
+struct Places {
+  alignas(64) uint8_t byte[4 * kLanes] = {};
+  alignas(64) int32_t shift[kLanes] = {};
+
+  constexpr Places() {
+    for (int j = 0; j < kLanes; ++j) {
+      for (int i = 0; i < 4; ++i) byte[4 * j + i] = static_cast<uint8_t>(j * kUnitBits / 8 + i);
+      shift[j] = j * kUnitBits % 8;
+    }
+  }
+};
+
+// Lane j <- unit j, with anything above it.
+template <int kBits>
+inline Ints load_units(const uint8_t* from) {
+  if constexpr (Block<kBits>::kUnitIsByte) {
+    return widen_bytes(from);
+  } else {
+    static constexpr Places<Block<kBits>::kUnit * kBits> kPlaces;
+    Ints shift;
+    __builtin_memcpy(&shift, kPlaces.shift, sizeof(shift));
+    return gather_words(from, kPlaces.byte) >> shift;
+  }
+}
+
+// Values of codes i of all units.
+template <typename C>
+inline Floats values_of(const C& codes, Ints units, int i) {
+  using B = Block<C::kBits>;
+  return codes.convert(units >> (i * C::kBits), B::kUnitIsByte && i == B::kUnit - 1);
+}
+
+// The affine map of one row of weights in one group. Where a vector holds the weights of all codes,
+// they are looked up.
+template <typename C>
+struct Group {
+  Floats zero, scale, offset, table;
+
+  void set(const C& codes, float z, float s, float o) {
+    zero = broadcast(z), scale = broadcast(s), offset = broadcast(o);
+    if constexpr (C::kLookup) table = (codes.all() - zero) * scale + offset;
+  }
+  Floats weights(const C& codes, Ints units, int i) const {
+    if constexpr (C::kLookup)
+      return lookup(table, units >> (i * C::kBits));
+    else
+      return (values_of(codes, units, i) - zero) * scale + offset;
+  }
+};
+
+}  // namespace
+}  // namespace jaxgemv::cpu

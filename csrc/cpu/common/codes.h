@@ -1,0 +1,109 @@
+// Codes<format, bits, kind of x>: how packed bytes become what a main loop multiplies with x. A new
+// format is a specialisation here for each main loop that is to have it, and rows in isa/kernels.h.
+// Under the rule of that file: internal linkage.
+//
+// All have kFormat, kBits, and kMid, the value that stands for a weight of 0 in Affine::kSymmetric.
+// An object is made for a stack entry of a call, and may hold a table of it.
+#pragma once
+
+#include "convert.h"
+#include "unroll.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+// What a main loop multiplies weights with.
+enum class XKind {
+  kFloats,      // float32: f32_panel.h, transposed.h
+  kSlices,      // slices of fixed-point numbers, of kSliceBits: int8_dot.h
+  kTileFloats,  // AMX tiles of bfloat16: amx_bf16.h
+  kTileSlices,  // AMX tiles of int8 slices: amx_int8.h
+};
+
+template <Format kFormat, int kBits, XKind kX>
+struct Codes;  // only where there is such a thing
+
+template <typename C>
+concept Exists = requires { C::kMid; };
+
+template <int kCodeBits>
+struct AffineCodes {
+  static constexpr Format kFormat = Format::kAffine;
+  static constexpr int kBits = kCodeBits;
+  static constexpr float kMid = mid_code(kBits);
+
+  AffineCodes(const Problem&, const Operands&, Index /*stack*/) {}
+};
+
+// Values of codes, which lie in the lowest bits of lanes with anything above them.
+template <int kBits>
+struct Codes<Format::kAffine, kBits, XKind::kFloats> : AffineCodes<kBits> {
+  using AffineCodes<kBits>::AffineCodes;
+  static constexpr bool kLookup = (1 << kBits) <= kLookupSize;  // faster than to convert
+
+  // is_clean: nothing is above.
+  Floats convert(Ints codes, bool is_clean = false) const {
+    return to_floats(is_clean ? codes : codes & ((1 << kBits) - 1));
+  }
+  // With kLookup: of code j in lane j, and over again.
+  Floats all() const {
+    Floats values = {};
+    for (int j = 0; j < kLanes; ++j) values[j] = j % (1 << kBits);
+    return values;
+  }
+};
+
+// Of a vector of weights: unit i of it, as wide as a slice, holds codes i * kSteps .. + kSteps.
+template <int kBits>
+  requires(kSliceBits > 0 && 8 % kBits == 0)
+struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
+  using AffineCodes<kBits>::AffineCodes;
+  static constexpr int kSteps = kSliceBits / kBits;
+  static constexpr int kLargest = (1 << kBits) - 1;
+
+  // Code `step` of each unit, as an unsigned number.
+  Ints at(Ints words, int step) const {
+    constexpr uint32_t kUnits = kSliceBits == 8 ? 0x01010101 : 0x00010001;
+    return kBits == kSliceBits ? words
+                               : words >> (step * kBits) & static_cast<int32_t>(kUnits * kLargest);
+  }
+};
+
+// As entries of a table for words of 16 bits, whose lowest five choose.
+template <int kBits>
+  requires(4 % kBits == 0)
+struct Codes<Format::kAffine, kBits, XKind::kTileFloats> : AffineCodes<kBits> {
+  static constexpr int kSteps = 16 / kBits;
+  uint16_t table[32];  // bfloat16
+
+  Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {
+    for (int i = 0; i < 32; ++i)
+      table[i] = static_cast<uint16_t>(bits_of_f32(static_cast<float>(i % (1 << kBits))) >> 16);
+  }
+};
+
+// Of a byte with codes c[0], c[1], .. from its lowest bit on, the remainders
+// r[s] = byte % 2^((s + 1) kBits), of which the last is the byte itself, where it lies in memory.
+// With c[s] = (r[s] - r[s - 1]) / 2^(s kBits), what x[s] is to c[s],
+// z[s] = x[s] / 2^(s kBits) - x[s + 1] / 2^((s + 1) kBits) is to r[s].
+template <int kBits>
+  requires(8 % kBits == 0)
+struct Codes<Format::kAffine, kBits, XKind::kTileSlices> : AffineCodes<kBits> {
+  using AffineCodes<kBits>::AffineCodes;
+  static constexpr int kSteps = 8 / kBits;
+  static constexpr int kShift = 8 - kBits;  // z is a multiple of 2^-kShift
+
+  // r[step], for all but the last.
+  Ints at(Ints words, int step) const {
+    return words & static_cast<int32_t>(0x01010101 * ((1u << (step + 1) * kBits) - 1));
+  }
+  // z[step] of x[0..kSteps), times 2^kShift.
+  static int64_t x_at(const int64_t* x, int step) {
+    const int shift = kShift - kBits * step;
+    return step + 1 < kSteps ? (x[step] << shift) - (x[step + 1] << (shift - kBits))
+                             : x[step] << shift;
+  }
+};
+
+}  // namespace
+}  // namespace jaxgemv::cpu

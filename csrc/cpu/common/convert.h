@@ -1,0 +1,160 @@
+// Dtypes to and from float32. Under the rule of isa/kernels.h: internal linkage.
+#pragma once
+
+#include "vector.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+inline float f32_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+inline uint32_t bits_of_f32(float value) { return __builtin_bit_cast(uint32_t, value); }
+
+inline float f32_of_bf16(uint16_t bits) { return f32_of_bits(uint32_t{bits} << 16); }
+
+// Branch-free, and without a subnormal float32 on the way: XLA's threads flush those to zero.
+inline float f32_of_f16(uint16_t half) {
+  constexpr uint32_t kRebias = (127 - 15) << 23, kExponent = 0x7c00u << 13;
+  const uint32_t magnitude = (half & 0x7fffu) << 13;
+  const uint32_t normal = magnitude + kRebias;
+  const uint32_t special = normal + kRebias;  // exponent 255: infinity or NaN
+  const uint32_t subnormal =
+      bits_of_f32(f32_of_bits(normal + (1u << 23)) - f32_of_bits(kRebias + (1u << 23)));
+  const uint32_t exponent = magnitude & kExponent;
+  const uint32_t bits = exponent == kExponent ? special : exponent == 0 ? subnormal : normal;
+  return f32_of_bits(bits | (half & 0x8000u) << 16);
+}
+
+// Both round to nearest, ties to even.
+inline uint16_t bf16_of_f32(float value) {
+  const uint32_t bits = bits_of_f32(value);
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline uint16_t f16_of_f32(float value) {
+  const uint32_t bits = bits_of_f32(value);
+  const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  uint32_t half;
+  if (magnitude > 0x7f800000) {
+    half = 0x7e00;  // NaN
+  } else if (magnitude >= 143u << 23) {
+    half = 0x7c00;  // 2^16 and above
+  } else if (magnitude < 113u << 23) {
+    half = bits_of_f32(f32_of_bits(magnitude) + 0.5f) - bits_of_f32(0.5f);  // below 2^-14
+  } else {
+    half = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
+// XLA may pass slices that are aligned to nothing.
+template <typename T>
+inline T load(const void* data, Index i) {
+  T value;
+  __builtin_memcpy(&value, static_cast<const char*>(data) + i * Index{sizeof(T)}, sizeof(T));
+  return value;
+}
+
+template <typename T>
+inline void store(void* data, Index i, T value) {
+  __builtin_memcpy(static_cast<char*>(data) + i * Index{sizeof(T)}, &value, sizeof(T));
+}
+
+// out[0, count) = data[first, first + count)
+inline void read_floats(Dtype dtype, const void* data, Index first, Index count, float* out) {
+  switch (dtype) {
+    case Dtype::kF32:
+      for (Index i = 0; i < count; ++i) out[i] = load<float>(data, first + i);
+      return;
+    case Dtype::kBF16:
+      for (Index i = 0; i < count; ++i) out[i] = f32_of_bf16(load<uint16_t>(data, first + i));
+      return;
+    case Dtype::kF16:
+      for (Index i = 0; i < count; ++i) out[i] = f32_of_f16(load<uint16_t>(data, first + i));
+      return;
+    case Dtype::kE4M3:
+      for (Index i = 0; i < count; ++i)
+        out[i] = f32_of_bits(bits_of_e4m3(load<uint8_t>(data, first + i)));
+      return;
+    case Dtype::kE8M0:
+      for (Index i = 0; i < count; ++i)
+        out[i] = f32_of_bits(bits_of_e8m0(load<uint8_t>(data, first + i)));
+      return;
+  }
+  __builtin_unreachable();
+}
+
+// data[first, first + count) = values[0, count), of one of the wide dtypes.
+inline void write_floats(Dtype dtype, void* data, Index first, Index count, const float* values) {
+  switch (dtype) {
+    case Dtype::kF32:
+      for (Index i = 0; i < count; ++i) store(data, first + i, values[i]);
+      return;
+    case Dtype::kBF16:
+      for (Index i = 0; i < count; ++i) store(data, first + i, bf16_of_f32(values[i]));
+      return;
+    case Dtype::kF16:
+      for (Index i = 0; i < count; ++i) store(data, first + i, f16_of_f32(values[i]));
+      return;
+    case Dtype::kE4M3:
+    case Dtype::kE8M0: __builtin_unreachable();  // Call::from refuses such a result
+  }
+}
+
+inline void write_float(Dtype dtype, void* data, Index i, float value) {
+  write_floats(dtype, data, i, 1, &value);
+}
+
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+// As f32_of_f16.
+inline Floats floats_of_f16(Ints half) {
+  constexpr int32_t kRebias = (127 - 15) << 23, kExponent = 0x7c00 << 13;
+  const Ints magnitude = (half & 0x7fff) << 13, normal = magnitude + kRebias;
+  const Ints subnormal = (Ints)((Floats)(normal + (1 << 23)) - f32_of_bits(kRebias + (1u << 23)));
+  const Ints exponent = magnitude & kExponent;
+  const Ints is_special = exponent == kExponent, is_subnormal = exponent == 0;
+  const Ints finite = (normal & ~is_subnormal) | (subnormal & is_subnormal);
+  return (Floats)((finite + (is_special & kRebias)) | (half & 0x8000) << 16);
+}
+
+// As bits_of_e4m3; multiples of 2^-9 below its least normal number.
+inline Floats floats_of_e4m3(Ints byte) {
+  const Ints magnitude = byte & 127;
+  const Floats subnormal = to_floats(magnitude) * 0x1p-9f;
+  Floats value = select(magnitude < 8, subnormal, (Floats)((magnitude << 20) + (120 << 23)));
+  value = select(magnitude == 127, broadcast(__builtin_nanf("")), value);
+  return (Floats)((Ints)value | (byte & 128) << 24);
+}
+
+// As bits_of_e8m0. 2^-127 is subnormal, and so zero in XLA's threads.
+inline Floats floats_of_e8m0(Ints byte) {
+  const Floats value = select(byte == 0, (Floats)(Ints{} + 0x00400000), (Floats)(byte << 23));
+  return select(byte == 255, broadcast(__builtin_nanf("")), value);
+}
+
+// Lane i <- data[first + i], or zero from `count` on.
+inline Floats read_vector(Dtype dtype, const void* data, Index first, Index count) {
+  const char* from = static_cast<const char*>(data) + first * size_of(dtype);
+  char whole[sizeof(Floats)] = {};
+  if (count < kLanes) {
+    __builtin_memcpy(whole, from, static_cast<size_t>(count * size_of(dtype)));
+    from = whole;
+  }
+  const auto widen = [&]<typename Narrow>(Narrow narrow) {
+    __builtin_memcpy(&narrow, from, sizeof(narrow));
+    return __builtin_convertvector(narrow, Ints);
+  };
+  switch (dtype) {
+    case Dtype::kF32: return (Floats)load_ints(from);
+    case Dtype::kBF16: return (Floats)(widen(Halves{}) << 16);
+    case Dtype::kF16: return floats_of_f16(widen(Halves{}));
+    case Dtype::kE4M3: return floats_of_e4m3(widen(Bytes{}));
+    case Dtype::kE8M0: return floats_of_e8m0(widen(Bytes{}));
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace
+}  // namespace jaxgemv::cpu

@@ -1,0 +1,40 @@
+// What all kernels do with vectors. An instruction set (isa/) defines Floats and Ints of kLanes
+// lanes before this file comes. Under the rule of isa/kernels.h: internal linkage.
+#pragma once
+
+#include "../../gemv.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+inline Index min_of(Index a, Index b) { return a < b ? a : b; }
+inline Index max_of(Index a, Index b) { return a > b ? a : b; }
+
+// Values in whole vectors.
+inline Index padded(Index count) { return ceil_div(count, Index{kLanes}) * kLanes; }
+
+inline Ints load_ints(const void* from) {
+  Ints value;
+  __builtin_memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+inline Floats load_floats(const float* from) {
+  Floats value;
+  __builtin_memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+inline void store_floats(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof(value)); }
+
+inline Floats broadcast(float value) { return Floats{} + value; }
+
+inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
+
+// Lane by lane, where `mask` is -1 and 0.
+inline Floats select(Ints mask, Floats yes, Floats no) {
+  return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
+}
+
+}  // namespace
+}  // namespace jaxgemv::cpu

@@ -1,0 +1,64 @@
+// x as kernels read it before they pack it. Under the rule of isa/kernels.h: internal linkage.
+#pragma once
+
+#include "convert.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+// Whether what is multiplied has the 24 bits of float32.
+inline bool is_float_x(const Problem& p, const Operands& o) {
+  return p.x == Dtype::kF32 || o.norm.data != nullptr;
+}
+
+// A slice of x in float32, normalised where the call has a norm.
+struct X {
+  const Problem& p;
+  const Operands& o;
+  Index slice, stack;
+  float* factors;  // of rows, with a norm
+
+  static Index size(const Problem& p, const Operands& o) {
+    constexpr Index kLine = 16;  // what follows begins with a line of the cache
+    return o.norm.data == nullptr ? 0 : ceil_div(p.M, kLine) * kLine;
+  }
+
+  // out[0, count) <- row m from code k on.
+  void read(Index m, Index k, Index count, float* out) const {
+    read_plain(m, k, count, out);
+    if (o.norm.data == nullptr) return;
+    constexpr Index kPart = 64;
+    for (Index i = 0; i < count; i += kPart) {
+      const Index end = min_of(count, i + kPart);
+      float norm[kPart];
+      read_floats(o.norm.dtype, o.norm.data, stack * o.norm.stack_stride + k + i, end - i, norm);
+      for (Index j = i; j < end; ++j) out[j] = out[j] * factors[m] * norm[j - i];
+    }
+  }
+
+  // Has to come before a row is read.
+  void normalise(Index m0, Index m1) const {
+    if (o.norm.data == nullptr) return;
+    constexpr Index kPart = 256;
+    for (Index m = m0; m < m1; ++m) {
+      float squares = 0;
+      for (Index k = 0; k < p.K; k += kPart) {
+        float values[kPart] = {};
+        read_plain(m, k, min_of(kPart, p.K - k), values);
+        Floats sum = {};
+        for (Index i = 0; i < kPart; i += kLanes)
+          sum += load_floats(values + i) * load_floats(values + i);
+        squares += sum_of(sum);
+      }
+      factors[m] = 1 / __builtin_sqrtf(squares / static_cast<float>(p.K) + p.eps);
+    }
+  }
+
+ private:
+  void read_plain(Index m, Index k, Index count, float* out) const {
+    read_floats(p.x, o.x, (slice * p.M + m) * p.K + k, count, out);
+  }
+};
+
+}  // namespace
+}  // namespace jaxgemv::cpu

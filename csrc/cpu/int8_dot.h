@@ -1,0 +1,226 @@
+// Few rows of x by integer dot products. Under the rule of isa/kernels.h: internal linkage.
+//
+// Converting codes to float32 takes more instructions than memory leaves time for. So x becomes
+// fixed point, with a quantum for each run of codes, and is cut into slices, signed bytes or 16-bit
+// words; products of slices and codes are summed exactly, and become float32 once a run.
+//
+// A vector of weights needs no unpacking but shifts and masks: unit i of it, as wide as a slice,
+// holds codes i * kSteps .. + kSteps, and the slices of x are put in the same order beforehand.
+#pragma once
+
+#include "common/codes.h"
+#include "common/epilogue.h"
+#include "int8_dot_x.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+// Rows of weights times rows of x in registers at once.
+constexpr int kSumsAtOnce = 4;
+// Rows of x. (4 were 1.4 to 1.7 times as slow as panels: docs/cpu-notes.md.)
+constexpr int kDotRows = 2;
+// Rows in registers at once are far apart, and each is the head of a stream that reads a quarter of
+// the task in the order of memory; so many bytes of it are asked for ahead. (On a Xeon with AMX
+// 0.67 ms, for 0.88 with neighbouring rows and 0.74 with a quarter of the distance:
+// docs/cpu-notes.md.)
+constexpr int kAhead = 1024;
+
+template <typename C>
+struct Int8Dot : SlicedX<C> {
+  static constexpr const char* kName = "int8_dot";
+  static constexpr int kRows = kDotRows;
+  static constexpr bool kTakesAnyX = false;
+  static constexpr OperandSet kOperands = kAllParts;
+  static constexpr bool takes(Dtype) { return true; }
+  static constexpr int kSteps = C::kSteps;
+  using XPacked = SlicedX<C>;
+  using Shape = typename XPacked::Shape;
+  using Packed = typename XPacked::Packed;
+
+  // Groups are whole blocks, or blocks are whole groups and these whole lanes.
+  static bool supports(const Problem& p, const Operands&) {
+    return p.M <= kDotRows && (p.group >= p.K || p.group % XPacked::kCodes == 0 ||
+                               (XPacked::kCodes % p.group == 0 && p.group % (32 / C::kBits) == 0));
+  }
+
+  // Sums of a run, in quanta.
+  template <int kSlices>
+  static Floats value_of(const Ints (&sum)[kSlices]) {
+    if constexpr (kSliceBits == 8) {
+      const Ints low = sum[0] + (sum[1] << 8), high = sum[2] + (sum[3] << 8);
+      Floats value = to_floats(high) * 65536.f + to_floats(low);
+      if constexpr (kSlices == 5) value += to_floats(sum[4]) * 0x1p-8f;
+      return value;
+    } else {
+      Floats value = to_floats(sum[1]) * 65536.f + to_floats(sum[0]);
+      if constexpr (kSlices == 3) value += to_floats(sum[2]) * 0x1p-16f;
+      return value;
+    }
+  }
+
+  // sum += products of a block.
+  template <int kXRows, int kSlices, int kCount>
+  static void add_block(const C& codes, const Ints (&w)[kCount], const float* slices,
+                        Ints (&sum)[kCount][kXRows][kSlices]) {
+    JAXGEMV_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      JAXGEMV_UNROLL
+      for (int m = 0; m < kXRows; ++m, slices += kSlices * kLanes) {
+        JAXGEMV_UNROLL
+        for (int r = 0; r < kCount; ++r) {
+          const Ints w_step = codes.at(w[r], step);
+          JAXGEMV_UNROLL
+          for (int slice = 0; slice < kSlices; ++slice)
+            sum[r][m][slice] = dot(sum[r][m][slice], w_step, load_ints(slices + slice * kLanes));
+        }
+      }
+    }
+  }
+
+  // Of a row of weights: its offsets' part of the sums, and its factors, scale * quantum:
+  // [row of x][run], or where blocks hold several groups [..][block][lane]. `scales` is scratch.
+  template <int kXRows, bool kNarrow>
+  static void load_row(const Problem& p, const Operands& o, Index stack, Index n,
+                       const Shape& shape, const Packed& x, Ints group_of_lane, float* scales,
+                       float* factors, Floats (&shift)[kXRows]) {
+    const Index groups = padded(shape.groups), runs = padded(shape.runs);
+    const bool is_direct = !kNarrow && shape.group_runs == 1;
+    Floats sum[kXRows] = {};
+    for (Index g = 0; g < groups; g += kLanes) {
+      const GroupParams params = group_params<C>(p, o, stack, n, g, shape.groups);
+      if (!is_direct) store_floats(scales + g, params.scale);
+      JAXGEMV_UNROLL
+      for (int m = 0; m < kXRows; ++m) {
+        sum[m] += params.offset * load_floats(x.sums + m * groups + g);
+        if (is_direct)
+          store_floats(factors + m * runs + g, params.scale * load_floats(x.quanta + m * runs + g));
+      }
+    }
+    JAXGEMV_UNROLL
+    for (int m = 0; m < kXRows; ++m, factors += shape.factors_size) {
+      shift[m] = sum[m];
+      const float* quanta = x.quanta + m * runs;
+      if (kNarrow) {
+        const Index block_groups = XPacked::kCodes / p.group;
+        for (Index block = 0; block < shape.blocks; ++block)
+          store_floats(
+              factors + block * kLanes,
+              lookup(load_floats(scales + block * block_groups), group_of_lane) * quanta[block]);
+      } else if (!is_direct) {
+        for (Index run = 0, g = 0; run < shape.runs; ++g)
+          for (Index i = 0; i < shape.group_runs; ++i, ++run)
+            factors[run] = scales[g] * quanta[run];
+      }
+    }
+  }
+
+  // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
+  template <int kXRows, int kSlices, bool kNarrow, int kCount = kSumsAtOnce / kXRows>
+  static void multiply(const C& codes, const Problem& p, const Shape& shape, const float* slices,
+                       const uint8_t* const (&rows)[kCount], const float* factors,
+                       Floats (&total)[kCount][kXRows]) {
+    const Index words = row_bytes(p.K, C::kBits) / 4, blocks = shape.blocks;
+    const Index size = shape.factors_size;
+    const Index whole_blocks = shape.whole_blocks, group_size = shape.group_blocks;
+    Floats acc[kCount][kXRows] = {};
+    Index group_end = group_size;
+    for (Index block = 0; block < blocks;) {
+      const Index end = min_of(min_of(block + XPacked::kMaxRun, group_end), blocks);
+      Ints sum[kCount][kXRows][kSlices] = {};
+      for (; block < end; ++block, slices += kSteps * kXRows * kSlices * kLanes) {
+        Ints w[kCount];
+        JAXGEMV_UNROLL
+        for (int r = 0; r < kCount; ++r) {
+          const uint8_t* from = rows[r] + block * XPacked::kBytes;
+          __builtin_prefetch(from + kAhead);
+          w[r] = block < whole_blocks ? load_words(from) : load_words(from, words % kLanes);
+        }
+        add_block(codes, w, slices, sum);
+      }
+      JAXGEMV_UNROLL
+      for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
+      for (int m = 0; m < kXRows; ++m) {
+        const float* at = factors + (r * kXRows + m) * size;
+        if constexpr (kNarrow)
+          acc[r][m] += value_of(sum[r][m]) * load_floats(at);
+        else
+          acc[r][m] += value_of(sum[r][m]) * *at;
+      }
+      factors += kNarrow ? kLanes : 1;
+      if (end == group_end) group_end += group_size;
+    }
+    JAXGEMV_UNROLL
+    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
+    for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
+  }
+
+  // A row's scales, with a vector behind the last, and the factors.
+  static Index scratch_size(const Problem& p, const Operands&) {
+    const Shape shape(p);
+    return padded(shape.groups) + kLanes + kSumsAtOnce * shape.factors_size;
+  }
+
+  template <int kXRows, int kSlices, bool kNarrow>
+  static void run_rows(const Problem& p, const Operands& o, Index slice, Index stack,
+                       const Packed& x, Index begin, Index end, float* scratch) {
+    constexpr int kCount = kSumsAtOnce / kXRows;
+    const C codes(p, o, stack);
+    const Epilogue epilogue = {p, o, slice, stack};
+    const Shape shape(p);
+    float* factors = scratch + padded(shape.groups) + kLanes;
+    int32_t lane_group[kLanes] = {};
+    for (int lane = 0; kNarrow && lane < kLanes; ++lane)
+      lane_group[lane] = static_cast<int32_t>(lane * 32 / C::kBits / p.group);
+    const Ints group_of_lane = load_ints(lane_group);
+    // Of a gated activation half of the rows are the others' partners.
+    const int streams = is_gated(p.activation) ? kCount / 2 : kCount;
+    const Index step = ceil_div(end - begin, Index{streams});
+    float sums[kCount][kXRows][kLanes] = {};
+    for (Index i = 0; i < step; ++i) {
+      const uint8_t* rows[kCount];
+      Floats total[kCount][kXRows], shift[kCount][kXRows];
+      for (int r = 0; r < kCount; ++r) {
+        // The last of them may repeat the last row.
+        const Index n =
+            min_of(begin + i + r % streams * step, end - 1) + (r < streams ? 0 : p.N / 2);
+        rows[r] = row_of(p, o, stack, n);
+        load_row<kXRows, kNarrow>(p, o, stack, n, shape, x, group_of_lane, scratch,
+                                  factors + r * kXRows * shape.factors_size, shift[r]);
+      }
+      multiply<kXRows, kSlices, kNarrow>(codes, p, shape, x.slices, rows, factors, total);
+      for (int r = 0; r < kCount; ++r)
+        for (int m = 0; m < kXRows; ++m) sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
+      if (i % kLanes < kLanes - 1 && i < step - 1) continue;
+      for (int r = 0; r < streams; ++r) {
+        const Index n = begin + i / kLanes * kLanes + r * step;
+        const Index count = min_of(i % kLanes + 1, end - n);
+        for (int m = 0; m < kXRows; ++m)
+          epilogue.store(m, n, count, sums[r][m], sums[(r + streams) % kCount][m]);
+      }
+    }
+  }
+
+  static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,
+                  Index begin, Index end, float* scratch) {
+    const Packed x(p, o, packed);
+    const auto run_x_rows = [&]<int kXRows>(std::integral_constant<int, kXRows>) {
+      const auto run_slices = [&]<int kSlices>(std::integral_constant<int, kSlices>) {
+        if (Shape(p).is_narrow)
+          run_rows<kXRows, kSlices, true>(p, o, slice, stack, x, begin, end, scratch);
+        else
+          run_rows<kXRows, kSlices, false>(p, o, slice, stack, x, begin, end, scratch);
+      };
+      if (is_float_x(p, o))
+        run_slices(std::integral_constant<int, slices_of(true)>());
+      else
+        run_slices(std::integral_constant<int, slices_of(false)>());
+    };
+    if (p.M == 1)
+      run_x_rows(std::integral_constant<int, 1>());
+    else
+      run_x_rows(std::integral_constant<int, kDotRows>());
+  }
+};
+
+}  // namespace
+}  // namespace jaxgemv::cpu

@@ -1,0 +1,147 @@
+// x of int8_dot.h: fixed point, cut into slices, signed integers of kSliceBits. Under the rule of
+// isa/kernels.h: internal linkage.
+#pragma once
+
+#include <type_traits>
+
+#include "common/fixed_point.h"
+#include "common/params.h"
+#include "common/x.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+// Bits of an element; float32 gets one slice more.
+constexpr int kFixedBits = 30;
+
+constexpr int slices_of(bool is_float) { return 32 / kSliceBits + is_float; }
+
+template <typename C>
+struct SlicedX {
+  static constexpr int kSteps = C::kSteps;
+  static constexpr int kUnits = 32 * kLanes / kSliceBits;
+  static constexpr int kCodes = kSteps * kUnits;  // in a block, a vector of weights
+  static constexpr Index kBytes = 4 * kLanes;
+  static constexpr Index kMaxRun = kRunCodes / kCodes > 1 ? kRunCodes / kCodes : 1;  // blocks
+  static_assert(kMaxRun * 32 / C::kBits * C::kLargest < 1 << 15);
+  using Slice = std::conditional_t<kSliceBits == 8, uint8_t, uint16_t>;
+
+  // Worked out once: divisions are slow.
+  struct Shape {
+    Index blocks, whole_blocks;      // of a row of weights
+    Index groups;                    // of it
+    Index group_blocks, group_runs;  // of a group
+    Index runs;
+    bool is_narrow;      // blocks hold several groups each
+    Index factors_size;  // floats for a row of weights and one of x
+
+    explicit Shape(const Problem& p) {
+      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = row_bytes(p.K, C::kBits) / kBytes;
+      groups = groups_of(p);
+      is_narrow = p.group < kCodes && p.group < p.K;
+      group_blocks = p.group >= p.K ? blocks : max_of(1, p.group / kCodes);
+      group_runs = ceil_div(group_blocks, kMaxRun);
+      runs = ceil_div(blocks, group_blocks) * group_runs;
+      factors_size = is_narrow ? blocks * kLanes : padded(runs);
+    }
+  };
+
+  // In this order.
+  struct Packed {
+    float* sums;    // [row][group]: of x
+    float* quanta;  // [row][run]
+    float* slices;  // [block][step][row][slice]: vectors
+    Index size;     // in floats
+
+    Packed(const Problem& p, const Operands& o, float* at) {
+      const Shape shape(p);
+      const Index rows = p.M;
+      sums = at;
+      quanta = sums + rows * padded(shape.groups);
+      slices = quanta + rows * padded(shape.runs);
+      size = slices - at + shape.blocks * kSteps * rows * slices_of(is_float_x(p, o)) * kLanes;
+    }
+  };
+
+  static Index x_size(const Problem& p, const Operands& o) { return Packed(p, o, nullptr).size; }
+
+  static void prepare(const Problem& p, const Operands& o, float* out) {
+    for (float* end = out + x_size(p, o); out < end; ++out) *out = 0;
+  }
+
+  static bool pack(const X& x, Index m0, Index m1, float* out) {
+    const Problem& p = x.p;
+    const Packed to(p, x.o, out);
+    const Shape shape(p);
+    const bool is_float = is_float_x(p, x.o);
+    const Index rows = p.M, blocks = shape.blocks, group_size = shape.group_blocks;
+    float natural[kMaxRun * kCodes];
+    for (Index m = m0; m < m1; ++m) {
+      float* sums = to.sums + m * padded(shape.groups);
+      float* quantum = to.quanta + m * padded(shape.runs);
+      for (Index block = 0, end; block < blocks; block = end, ++quantum) {
+        end = min_of(min_of(block + kMaxRun, (block / group_size + 1) * group_size), blocks);
+        const Index k = block * kCodes, count = min_of(end * kCodes, p.K) - k;
+        for (Index i = count; i < (end - block) * kCodes; ++i) natural[i] = 0;
+        x.read(m, k, count, natural);
+        for (Index i = 0; i < count;) {
+          const Index g = p.group >= p.K ? 0 : (k + i) / p.group;
+          const Index stop = p.group >= p.K ? count : min_of((g + 1) * p.group - k, count);
+          float sum = 0;
+          for (; i < stop; ++i) sum += natural[i];
+          sums[g] += sum;
+        }
+        if (!quantum_of(natural, (end - block) * kCodes, quantum)) return false;
+        for (Index b = block; b < end; ++b) {
+          float* slices = to.slices + (b * kSteps * rows + m) * slices_of(is_float) * kLanes;
+          if (!cut(natural + (b - block) * kCodes, 1 / *quantum, is_float, rows, slices))
+            return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  static bool quantum_of(const float* x, Index count, float* quantum) {
+    const uint32_t largest = largest_magnitude(x, count);
+    const int exponent = static_cast<int>(largest >> 23);
+    if (largest == 0) return *quantum = 1, true;
+    if (exponent == 255 || exponent <= kFixedBits + 24) return false;
+    *quantum = f32_of_bits(static_cast<uint32_t>(exponent + 1 - kFixedBits) << 23);
+    return true;
+  }
+
+  // The slices of a block.
+  static bool cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
+    constexpr float kNextSlice = 1 << kSliceBits;
+    constexpr int kLast = (1 << (kSliceBits - 1)) - 1;
+    constexpr uint32_t kBias = kSliceBits == 8 ? 0x808080 : 0x8000;
+    uint32_t fixed[kCodes];
+    int32_t last[kCodes];
+    int32_t bad = 0;
+    for (int i = 0; i < kCodes; ++i) {
+      const float value = x[i] * inverse;
+      const int32_t whole = nearest<int32_t>(value);
+      const float rest = value - static_cast<float>(whole);
+      const float scaled = rest * kNextSlice;
+      int32_t next = nearest<int32_t>(scaled);
+      next = next > kLast ? kLast : next;
+      const float error = is_float ? (scaled - static_cast<float>(next)) / kNextSlice : rest;
+      bad |= is_off(x[i], value, error);
+      fixed[i] = (static_cast<uint32_t>(whole) + kBias) ^ kBias;
+      last[i] = next;
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      Slice* to = reinterpret_cast<Slice*>(out + step * rows * slices_of(is_float) * kLanes);
+      for (int slice = 0; slice < 32 / kSliceBits; ++slice, to += kUnits)
+        for (int i = 0; i < kUnits; ++i)
+          to[i] = static_cast<Slice>(fixed[i * kSteps + step] >> (slice * kSliceBits));
+      if (is_float)
+        for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[i * kSteps + step]);
+    }
+    return !bad;
+  }
+};
+
+}  // namespace
+}  // namespace jaxgemv::cpu

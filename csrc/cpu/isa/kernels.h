@@ -1,0 +1,158 @@
+// The CPU kernels. Each .cc here defines its vectors and includes this file, which then compiles for
+// its instructions. Everything has internal linkage and nothing of the standard library is called: a
+// shared inline function would be linked once, from any file, and fault on lesser processors.
+//
+// A kernel is a format, a kind of x (common/codes.h), a main loop, and the one epilogue
+// (common/epilogue.h). In all main loops a sum is made in an order that k gives, whatever the
+// threads:
+//   int8_dot.h    up to kDotRows rows of x, bound by memory
+//   f32_panel.h   more of them, and what others do not take, bound by multiplications
+//   amx_int8.h, amx_bf16.h   from two rows on, where there is AMX
+//   transposed.h  the transposed product
+//
+// An instruction set's vectors are Floats and Ints of kLanes lanes, and
+//   load_words(from), load_words(from, count): kLanes words, or zeros behind the first `count`;
+//   transpose(square): of kLanes vectors; sum_of(value): of the lanes;
+//   widen_bytes(from): lane j <- byte j;
+//   gather_words(from, places): lane j <- the 32 bits at from + places[4 j], a place below 16. It
+//     may read 16 bytes, and leave anything in those beyond them;
+//   lookup(table, index): table[index % kLanes]; kLookupSize: kLanes, or 0 if that takes long;
+//   dot(sum, codes, slices): sums of products, in lanes of 32 bits, of unsigned codes and signed
+//     slices of kSliceBits; that is 0 where the processor has no such thing.
+// kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in
+// f32_panel.h.
+#pragma once
+
+#include "../f32_panel.h"
+#include "../int8_dot.h"
+#include "../transposed.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+// What all products share around their main loop: x, and an index out of range.
+template <typename Main>
+struct Product {
+  static Index x_size(const Problem& p, const Operands& o) {
+    return X::size(p, o) + Main::x_size(p, o);
+  }
+
+  static void prepare(const Problem& p, const Operands& o, float* packed) {
+    Main::prepare(p, o, packed + X::size(p, o));
+  }
+
+  static bool pack_x(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
+                     float* packed) {
+    const Index stack = stack_of(o, slice);
+    if (!has_entry(p, stack)) return true;
+    const X x = {p, o, slice, stack, packed};
+    x.normalise(m0, m1);
+    return Main::pack(x, m0, m1, packed + X::size(p, o));
+  }
+
+  static Index scratch_size(const Problem& p, const Operands& o, Index) {
+    return Main::scratch_size(p, o);
+  }
+
+  static void run(const Problem& p, const Operands& o, Index slice, float* packed, const Tile& tile,
+                  float*, float* scratch) {
+    const Index stack = stack_of(o, slice);
+    float* x = packed + X::size(p, o);
+    if (has_entry(p, stack)) return Main::run(p, o, slice, stack, x, tile.n0, tile.n1, scratch);
+    const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
+    for (Index m = 0; m < p.M; ++m)
+      for (Index n = tile.n0; n < tile.n1; ++n)
+        write_float(p.y, o.y, (slice * p.M + m) * width + n, __builtin_nanf(""));
+  }
+};
+
+// The table of an instruction set, while it is made.
+struct Rows {
+  static constexpr int kMost = 5 * 8 * 3;
+  Kernel rows[kMost] = {};
+  int count = 0;
+
+  // Kernels of a main loop and a format, for all widths and dtypes of x that these have.
+  template <template <typename> typename Loop, XKind kX, Format kFormat>
+  constexpr void add() {
+    for_each_width([&]<int kBits>() {
+      if constexpr (Exists<Codes<kFormat, kBits, kX>>) {
+        using Main = Loop<Codes<kFormat, kBits, kX>>;
+        using Whole = Product<Main>;
+        for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+          if (Main::takes(x))
+            rows[count++] = {.info = {Main::kName, kFormat, kBits, x, Main::kRows,
+                                      with_format(Main::kOperands, kFormat)},
+                             .takes_any_x = Main::kTakesAnyX,
+                             .supports = Main::supports,
+                             .x_size = Whole::x_size,
+                             .prepare = Whole::prepare,
+                             .pack_x = Whole::pack_x,
+                             .scratch_size = Whole::scratch_size,
+                             .run = Whole::run,
+                             .finish = nullptr};
+      }
+    });
+  }
+
+  // is_ragged: also for groups that are not whole blocks.
+  template <Format kFormat>
+  constexpr void add_transposed(bool is_ragged) {
+    for_each_width([&]<int kBits>() {
+      if constexpr (Exists<Codes<kFormat, kBits, XKind::kFloats>>) {
+        using Main = Transposed<Codes<kFormat, kBits, XKind::kFloats>>;
+        for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+          rows[count++] = {.info = {Main::kName, kFormat, kBits, x, kSharedRows,
+                                    with_format(Main::kOperands, kFormat), /*transposed=*/true},
+                           .takes_any_x = true,
+                           .supports = is_ragged ? Main::supports : Main::supports_whole,
+                           .x_size = Main::x_size,
+                           .prepare = Main::prepare,
+                           .pack_x = Main::pack_x,
+                           .scratch_size = Main::scratch_size,
+                           .run = Main::run,
+                           .finish = Main::finish};
+      }
+    });
+  }
+
+ private:
+  static constexpr OperandSet with_format(OperandSet operands, Format format) {
+    constexpr OperandSet kShifts = OperandSet::of(Operand::kZero, Operand::kOffset);
+    return format == Format::kAffine
+               ? operands
+               : operands.without(kShifts) | OperandSet::of(Operand::kCodebook);
+  }
+
+  template <typename F>
+  static constexpr void for_each_width(F&& f) {
+    f.template operator()<1>(), f.template operator()<2>(), f.template operator()<3>();
+    f.template operator()<4>(), f.template operator()<5>(), f.template operator()<6>();
+    f.template operator()<7>(), f.template operator()<8>();
+  }
+};
+
+// What every instruction set has. The order is that of preference (choose.h).
+constexpr void add_vector_rows(Rows& rows) {
+  rows.add<Int8Dot, XKind::kSlices, Format::kAffine>();
+  rows.add<F32Panel, XKind::kFloats, Format::kAffine>();
+  rows.add_transposed<Format::kAffine>(/*is_ragged=*/false);
+}
+
+template <typename Add>
+constexpr Rows make_rows(Add&& add) {
+  Rows rows;
+  add(rows);
+  return rows;
+}
+
+[[maybe_unused]] constexpr Rows kVectorRows = make_rows(add_vector_rows);
+constexpr Rows kRaggedRows =
+    make_rows([](Rows& rows) { rows.add_transposed<Format::kAffine>(/*is_ragged=*/true); });
+
+constexpr Isa make_isa(const char* name, const Rows& rows) {
+  return {name, {rows.rows, rows.count}, {kRaggedRows.rows, kRaggedRows.count}};
+}
+
+}  // namespace
+}  // namespace jaxgemv::cpu

@@ -1,0 +1,68 @@
+// The rows of the CPU's table of kernels, and the instruction sets that they are compiled for.
+#pragma once
+
+#include "../kernel.h"
+
+namespace jaxgemv::cpu {
+
+// What is computed at a time. Of a product rows [n0, n1) of y; of the transposed product what rows
+// [n0, n1) of the weight add to codes [k0, k0 + codes) of y, of which the last may lie beyond K.
+// n0 is a multiple of the rows of a row block, or of kDecoded; k0 and codes are of kTileUnit.
+struct Tile {
+  Index n0, n1, k0, codes;
+};
+
+// Sizes are in values of four bytes.
+struct Kernel {
+  KernelInfo info;
+  bool takes_any_x;  // values of x, that is: pack_x is always true
+  bool (*supports)(const Problem&, const Operands&);
+
+  // x is converted once per call, to what the kernel reads: `prepare` writes what rows share, then
+  // several threads pack rows [m0, m1) each. pack_x returns false where the values of x do not suit
+  // the kernel.
+  Index (*x_size)(const Problem&, const Operands&);
+  void (*prepare)(const Problem&, const Operands&, float* packed);
+  bool (*pack_x)(const Problem&, const Operands&, Index slice, Index m0, Index m1, float* packed);
+
+  // sums, of a tile of the transposed product: what it adds to y[slice], in an order of its own.
+  Index (*scratch_size)(const Problem&, const Operands&, Index codes);
+  void (*run)(const Problem&, const Operands&, Index slice, float* packed, const Tile&, float* sums,
+              float* scratch);
+
+  // Of the transposed product: y[slice, :, k0:k0 + codes] from the sums of `parts` tiles with these
+  // codes, one after another.
+  void (*finish)(const Problem&, const Operands&, Index slice, const Tile&, const float* sums,
+                 Index parts);
+};
+
+struct Kernels {
+  const Kernel* rows;
+  int count;
+
+  const Kernel* begin() const { return rows; }
+  const Kernel* end() const { return rows + count; }
+};
+
+// An instruction set: the same kernels, compiled for one kind of processor.
+struct Isa {
+  const char* name;
+  Kernels kernels;
+  Kernels ragged;  // transposed ones for groups that are not whole blocks
+};
+
+extern const Isa kAmx, kAvx512, kAvxVnni, kAvx2, kPortable;
+
+// What products take.
+constexpr OperandSet kAllParts =
+    kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale);
+
+// Rows of the weight that kernels take at a time, in a row block.
+constexpr int kRowBlock = 32;
+// Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
+// decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
+constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
+// KernelInfo::rows of a kernel that reads the weights once for all.
+constexpr int kAllRows = 1 << 30;
+
+}  // namespace jaxgemv::cpu
