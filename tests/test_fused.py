@@ -197,8 +197,10 @@ def test_residual_in_the_place_of_the_result(backend, x, rng):
 @by_name(k for k in SOME if "one_byte_scale" in k.operands)
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e8m0fnu], ids=lambda d: jnp.dtype(d).name)
 def test_one_byte_scale(kernel, dtype, rng):
-    """Every one that is a number, in groups, by row and for all."""
-    cases = [case for case in must_take(kernel) if case.form in ("mid", "zero")]
+    """In groups, by row and for all."""
+    cases = must_take(kernel)
+    if kernel.name == "stream":  # whose copies of grouped scales are of 16 bits
+        cases = [case for case in cases if isinstance(case.group, str)]
     problems = [make(rng, kernel.bits, kernel.x, case, scale_dtype=dtype) for case in cases]
     args = [(p.x, p.tensor, p.bias) for p in problems]
     ys = products(args, kernel.backend)
