@@ -5,18 +5,9 @@ import os
 import jax
 import numpy as np
 import pytest
-from kernels import ISAS, KernelParam, kernels, on
+from kernels import ISAS, REFERENCE, kernels, on, params
 
 from jaxgemv._ffi import backends
-
-
-def _params(rows: list[KernelParam]) -> list:
-    return [pytest.param(k, id=str(k), marks=[pytest.mark.cuda] * (k.backend == "cuda")) for k in rows]
-
-
-REFERENCE = [
-    KernelParam("xla", "", "", bits, x) for bits, x in ((3, "float32"), (4, "bfloat16"), (8, "float16"))
-]
 
 
 def pytest_runtest_setup(item):
@@ -41,14 +32,14 @@ def backend(request):
         yield request.param
 
 
-@pytest.fixture(params=_params([*REFERENCE, *kernels(transposed=False)]))
+@pytest.fixture(params=params([*REFERENCE, *kernels(transposed=False)]))
 def kernel(request):
     """The only kernel that may run."""
     with on(request.param.backend, request.param.isa, request.param.name):
         yield request.param
 
 
-@pytest.fixture(params=_params([*REFERENCE, *kernels(transposed=True)]))
+@pytest.fixture(params=params([*REFERENCE, *kernels(transposed=True)]))
 def transposed_kernel(request):
     with on(request.param.backend, request.param.isa, request.param.name):
         yield request.param

@@ -12,9 +12,7 @@ import pytest
 from problems import Case
 
 from jaxgemv import _ffi, gemv
-from jaxgemv._ffi import backends, use_only
-from jaxgemv._ffi import cpu_isas as cpu_isas
-from jaxgemv._ffi import set_cpu_isa as set_cpu_isa
+from jaxgemv._ffi import backends, cpu_isas, set_cpu_isa, use_only
 
 # Tests of the backends that have kernels; `backend` alone is these and the reference.
 compiled = pytest.mark.parametrize(
@@ -36,8 +34,14 @@ class KernelParam(NamedTuple):
     operands: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        parts = self.backend, self.isa, self.name * (self.name != self.isa), f"int{self.bits}", self.x
+        parts = self.backend, self.isa, self.name, f"int{self.bits}", self.x
         return "-".join(filter(None, parts))
+
+
+# The same by XLA.
+REFERENCE = [
+    KernelParam("xla", "", "", bits, x) for bits, x in ((3, "float32"), (4, "bfloat16"), (8, "float16"))
+]
 
 
 def kernels(transposed: bool) -> list[KernelParam]:
@@ -266,8 +270,6 @@ MUST_TAKE_TRANSPOSED = {
 
 
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
-    if kernel.name in ISAS:  # TODO: until the CPU's kernels have names
-        return (transposed_anything if transposed else anything)(kernel.bits)
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     return cases(kernel.bits)
 
@@ -290,7 +292,16 @@ def on(backend: str, isa: str = "", name: str = ""):
         yield
 
 
+def params(rows) -> list:
+    return [pytest.param(k, id=str(k), marks=[pytest.mark.cuda] * (k.backend == "cuda")) for k in rows]
+
+
+def by_name(rows, fixture: str = "kernel"):
+    """The tests of the fixture with some of its kernels only."""
+    return pytest.mark.parametrize(fixture, params(rows), indirect=True)
+
+
 def assert_ran(kernel: KernelParam) -> None:
     """The kernel ran last, and no other in its place."""
-    if kernel.name and kernel.name not in ISAS:  # TODO: as above
+    if kernel.name:
         assert _ffi.last_kernel(kernel.backend) == kernel.name

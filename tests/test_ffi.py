@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import ISAS, assert_ran, compiled, kernels, must_take, set_cpu_isa
+from kernels import ISAS, assert_ran, by_name, compiled, kernels, must_take, set_cpu_isa
 
 from jaxgemv import QuantizedTensor, _dispatch, gemv
 from jaxgemv import _ffi as ffi
@@ -281,21 +281,13 @@ def check_every_name(kernel, transposed: bool) -> None:
             jax.block_until_ready(call(given | {name: operands[name]}))
 
 
-COMPILED = [k for k in kernels(transposed=False) if k.bits in (2, 3, 4, 8)]
-COMPILED_TRANSPOSED = [k for k in kernels(transposed=True) if k.bits in (2, 3, 4, 8)]
-
-
-def by_name(rows):
-    return [pytest.param(k, id=str(k), marks=[pytest.mark.cuda] * (k.backend == "cuda")) for k in rows]
-
-
-@pytest.mark.parametrize("kernel", by_name(COMPILED), indirect=True)
+@by_name(k for k in kernels(transposed=False) if k.bits in (2, 3, 4, 8))
 def test_every_kernel_refuses(kernel):
     """What the call has room for and no kernel takes yet, by its name."""
     check_every_name(kernel, transposed=False)
 
 
-@pytest.mark.parametrize("transposed_kernel", by_name(COMPILED_TRANSPOSED), indirect=True)
+@by_name((k for k in kernels(transposed=True) if k.bits in (2, 3, 4, 8)), "transposed_kernel")
 def test_every_transposed_kernel_refuses(transposed_kernel):
     check_every_name(transposed_kernel, transposed=True)
 

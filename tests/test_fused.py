@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import KernelParam, assert_ran, kernels, must_take, products
+from kernels import REFERENCE, KernelParam, assert_ran, by_name, kernels, must_take, products
 from parts import ACTIVATIONS, EPS, answer, operands
 from problems import Case, make
 from test_kernels import telling
@@ -83,10 +83,12 @@ def variants_of(kernel: KernelParam) -> list[tuple]:
     return found
 
 
+SOME = [k for k in kernels(transposed=False) if k.bits in WIDTHS[k.x]]
+
+
+@by_name([*REFERENCE, *(k for k in SOME if k.name != "wgmma")])
 def test_parts(kernel):
     """In float32, and rounded once at the end."""
-    if kernel.bits not in WIDTHS[kernel.x] or kernel.name == "wgmma":
-        pytest.skip("as the others")
     variants = variants_of(kernel)
     problems = [problem(kernel.bits, kernel.x, *variant) for variant in variants]
     args = [(p.x, p.tensor, given) for p, given, _ in problems]
@@ -192,18 +194,13 @@ def test_residual_in_the_place_of_the_result(backend, x, rng):
     np.testing.assert_array_equal(of_x(fresh(p.x), p.tensor), np.concatenate([same[:4], p.x[4:]]))
 
 
-ONE_BYTE = [k for k in kernels(transposed=False) if "one_byte_scale" in k.operands]
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [pytest.param(k, id=str(k), marks=[pytest.mark.cuda] * (k.backend == "cuda")) for k in ONE_BYTE],
-    indirect=True,
-)
+@by_name(k for k in SOME if "one_byte_scale" in k.operands)
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e8m0fnu], ids=lambda d: jnp.dtype(d).name)
 def test_one_byte_scale(kernel, dtype, rng):
-    """Every one that is a number, in groups, by row and for all."""
-    cases = [case for case in must_take(kernel) if case.form in ("mid", "zero")]
+    """In groups, by row and for all."""
+    cases = must_take(kernel)
+    if kernel.name == "stream":  # whose copies of grouped scales are of 16 bits
+        cases = [case for case in cases if isinstance(case.group, str)]
     problems = [make(rng, kernel.bits, kernel.x, case, scale_dtype=dtype) for case in cases]
     args = [(p.x, p.tensor, p.bias) for p in problems]
     ys = products(args, kernel.backend)

@@ -2,26 +2,11 @@
 #pragma once
 
 #include "../common/affine.cuh"
-#include "../common/epilogue.cuh"
+#include "../common/params.cuh"
 
 namespace jaxgemv::cuda::mma {
 
 constexpr int kUnroll = 4;  // chunks in flight; 4 is built into GroupLoader
-
-// All that a CTA needs to know.
-struct Params {
-  const uint8_t* packed;
-  const void* x;
-  const int32_t* index;
-  int M, N, K, group;
-  Affine affine;
-  uint32_t stack;
-  Param scale, shift;
-  Index packed_stack_stride;
-  Output output;
-  Param norm;
-  float eps;
-};
 
 // How scale and shift lie. kChunks, kPairs: a group is one chunk, or two; 16-bit, of one layout,
 // and the groups of kUnroll chunks are one aligned load. kOne: one group a row. For all but kAny, K
@@ -44,13 +29,14 @@ struct GroupLoader {
   int chunks, chunks_per_group;
   uint32_t raw[kUnroll];
 
-  __device__ __forceinline__ GroupLoader(const Params& params, int t, int s, int row, int chunk_k)
-      : param(kAlike || t < 2 ? params.scale : params.shift),
-        data(static_cast<const uint8_t*>(t < 2 ? params.scale.data : params.shift.data)),
-        chunks((params.K + chunk_k - 1) / chunk_k),
-        chunks_per_group(max(params.group / chunk_k, 1)) {
+  __device__ __forceinline__ GroupLoader(const Problem& problem, const Operands& operands, int t,
+                                         int s, int row, int chunk_k)
+      : param(kAlike || t < 2 ? operands.scale : operands.shift),
+        data(static_cast<const uint8_t*>(t < 2 ? operands.scale.data : operands.shift.data)),
+        chunks((static_cast<int>(problem.K) + chunk_k - 1) / chunk_k),
+        chunks_per_group(max(static_cast<int>(problem.group) / chunk_k, 1)) {
     const int size = kAlike ? 2 : size_of(param.dtype);
-    if (params.index != nullptr) data += s * param.stack_stride * size;
+    if (operands.index != nullptr) data += s * param.stack_stride * size;
     data += Index{row} * (static_cast<int>(param.n_stride) * size);
   }
 

@@ -24,7 +24,7 @@ constexpr int kMaxTilesM = 4;    // tiles of 8 rows of x in a CTA
 template <int kBits, typename X, int kTilesM, bool kMTiles, Groups kGroups, Parts kParts>
 __global__ void __launch_bounds__(kMaxWarps * 32,
                                   kTilesM == 1 && kParts != Parts::kNormAndEpilogue ? 2 : 1)
-    gemv_mma(const Params params) {
+    gemv_mma(const Problem problem, const Operands operands) {
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
   using XOperand = std::conditional_t<kNormed, XNormed<kBits, X>, XAsIs<kBits, X>>;
   using Kind = typename XOperand::Kind;
@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32,
 
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, g = threadIdx.x / 4 % 8,
             t = threadIdx.x % 4;
-  const int K = params.K, M = params.M;
-  const bool gated = kParts != Parts::kNone && is_gated(params.output.activation);
-  const int N = params.N / (gated ? 2 : 1);  // of the result
+  const int K = static_cast<int>(problem.K), M = static_cast<int>(problem.M);
+  const bool gated = kParts != Parts::kNone && is_gated(problem.activation);
+  const int N = static_cast<int>(problem.N) / (gated ? 2 : 1);  // of the result
   const int tile_n = gated ? kTileN / 2 : kTileN;
   // Tiles of the same weights run next to each other, so that only one of them reads memory.
   const unsigned m_tiles = kMTiles ? (M + kTileM - 1) / kTileM : 1;
@@ -50,15 +50,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32,
   // Rows past the end repeat the last one and are not stored.
   const int row0 = n0 + min(g, rows_n - 1), row1 = gated ? row0 + N : n0 + min(g + 8, rows_n - 1);
   const int bytes = K / 8 * kBits;
-  const uint8_t *w0 = params.packed + (row0 * Index{bytes} + 16 * t),
-                *w1 = params.packed + (row1 * Index{bytes} + 16 * t);
-  const int s = stack_entry(params.index, params.stack, blockIdx.y);
-  if (params.index != nullptr)
-    w0 += s * params.packed_stack_stride, w1 += s * params.packed_stack_stride;
-  const X* x = static_cast<const X*>(params.x) + static_cast<int>(blockIdx.y * M + m0) * Index{K};
-  const NormValues norm(params.norm, s, 0);
+  const uint8_t *w0 = operands.packed + (row0 * Index{bytes} + 16 * t),
+                *w1 = operands.packed + (row1 * Index{bytes} + 16 * t);
+  const int s = stack_entry(operands.index, problem.stack, blockIdx.y);
+  if (operands.index != nullptr)
+    w0 += s * operands.packed_stack_stride, w1 += s * operands.packed_stack_stride;
+  const X* x = static_cast<const X*>(operands.x) + static_cast<int>(blockIdx.y * M + m0) * Index{K};
+  const NormValues norm(operands.norm, s, 0);
   const XOperand x_operand(norm);
-  GroupLoader<kGroups> loader(params, t, s, t % 2 ? row1 : row0, kChunkK);
+  GroupLoader<kGroups> loader(problem, operands, t, s, t % 2 ? row1 : row0, kChunkK);
   const int chunks = loader.chunks;
 
   float y[kTilesM][4] = {}, squares[kTilesM] = {};
@@ -98,18 +98,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32,
           x_operand.load(xm + (u * kChunkK + kWordK * i), k + kLaneK * t + kWordK * i, inside, b,
                          squares[m]);
 #pragma unroll
-          for (int split = 0; split < XOperand::kSplit; ++split) {
+          for (int split = 0; split < XOperand::kSplit; ++split)
 #pragma unroll
-            for (int p = 0; p < C::kProducts; ++p)
+            for (int p = 0; p < C::kProducts; ++p) {
               mma_m16n8k16<Kind>(dot[m][p], a[0][p][0], a[1][p][0], a[0][p][1], a[1][p][1],
                                  b[split][p]);
-#pragma unroll
-            for (int p = 0; p < C::kProducts; ++p)
               mma_m16n8k16<Kind>(sum[m], kOnes, kOnes, kOnes, kOnes, b[split][p]);
-          }
+            }
         }
       }
-      const GroupTerms terms(loader.get(u), params.affine, C::kCentre, mid_code(kBits));
+      const GroupTerms terms(loader.get(u), problem.affine, C::kCentre, mid_code(kBits));
 #pragma unroll
       for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
@@ -137,7 +135,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32,
   }
   __syncthreads();
   // The shares of K, added in a fixed order.
-  const Output& output = params.output;
+  const Output output = output_of(problem, operands);
   const auto sum_of = [&](float sum, int m, int n) {
     for (int w = 0; w < warps; ++w) sum += partial[w][m][n];
     return sum;
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32,
     const auto result = [&](int row, int n) {
       const float bias = bias_of(output, s >= 0, s, row);
       if constexpr (!kNormed) return sum_of(bias, m, n);
-      return sum_of(0, m, n) * norm_factor(sum_of(0, m, kSquares), K, params.eps) + bias;
+      return sum_of(0, m, n) * norm_factor(sum_of(0, m, kSquares), K, problem.eps) + bias;
     };
     finish<kParts>(output, at, result(n0 + n, n), gated ? result(n0 + n + N, n + kTileN / 2) : 1);
   }

@@ -112,17 +112,8 @@ struct Mma {
     const int warps = mma::choose_warps(device, tiles * problem.batch, rounds, kResidentWarps);
     dim3 grid;
     if (!make_grid(tiles, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
-    mma::Params params{};
-    params.packed = operands.packed, params.x = operands.x, params.index = operands.index;
-    params.M = static_cast<int>(problem.M), params.N = static_cast<int>(problem.N);
-    params.K = static_cast<int>(problem.K), params.group = static_cast<int>(problem.group);
-    params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
-    params.scale = operands.scale, params.shift = operands.shift;
-    params.packed_stack_stride = operands.packed_stack_stride;
-    params.output = output_of(problem, operands);
-    params.norm = operands.norm, params.eps = problem.eps;
     return launch_kernel(mma::gemv_mma<kBits, X, kTilesM, kMTiles, kGroups, kParts>,
-                         {grid, warps * 32}, device, stream, params);
+                         {grid, warps * 32}, device, stream, problem, operands);
   }
 };
 
