@@ -68,22 +68,21 @@ template <typename Row, typename Supports>
 const Row* choose(std::span<const Row> table, std::span<const Crossover> crossovers,
                   const Problem& problem, OperandSet given, std::string_view only,
                   Supports&& supports) {
-  const auto can_run = [&](const Row& row) {
-    const KernelInfo& info = row.info;
-    return info.bits == problem.bits && info.x == problem.x && info.format == problem.format &&
-           info.transposed == problem.transposed && given.without(info.operands).empty() &&
-           (only.empty() || info.name == only) && supports(row);
-  };
   const auto is_preferred = [&](const KernelInfo& info) {
     return std::any_of(crossovers.begin(), crossovers.end(), [&](const Crossover& c) {
-      return info.name == c.kernel && (c.bits == 0 || c.bits == problem.bits) &&
-             c.first <= problem.M && problem.M <= c.last;
+      return (c.bits == 0 || c.bits == problem.bits) && c.first <= problem.M &&
+             problem.M <= c.last && info.name == c.kernel;
     });
   };
   const Row* fallback = nullptr;
   for (const Row& row : table) {
-    const bool preferred = is_preferred(row.info);
-    if ((!preferred && fallback != nullptr) || !can_run(row)) continue;
+    const KernelInfo& info = row.info;
+    const bool fits = info.bits == problem.bits && info.x == problem.x &&
+                      info.format == problem.format && info.transposed == problem.transposed &&
+                      given.without(info.operands).empty() && (only.empty() || info.name == only);
+    if (!fits) continue;
+    const bool preferred = is_preferred(info);
+    if ((!preferred && fallback != nullptr) || !supports(row)) continue;
     if (preferred) return &row;
     fallback = &row;
   }

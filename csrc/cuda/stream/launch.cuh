@@ -97,7 +97,8 @@ struct Stream {
     if (operands.norm.data != nullptr && problem.M > 2)
       return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
     const bool is_plain = problem.activation == Activation::kNone &&
-                          operands.residual.data == nullptr && operands.norm.data == nullptr;
+                          operands.residual.data == nullptr && operands.norm.data == nullptr &&
+                          is_wide(operands.scale.dtype);
     if (is_plain) return run_rows<kScales, kLaneWords, Parts::kNone>(call);
     return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
   }

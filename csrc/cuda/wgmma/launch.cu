@@ -26,7 +26,7 @@ cudaError_t resident_clusters(Function* kernel, const LaunchShape& shape, const 
     cudaFuncAttributes attributes{};
     cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
     if (status != cudaSuccess || attributes.numRegs <= kRegistersOfNoCode) return status;
-    status = allow_shared_memory(kernel, device);
+    status = allow_shared_memory(kernel, device, shape.shared_bytes);
     for (int ranks = 1; status == cudaSuccess && ranks <= kMaxRanks; ++ranks) {
       LaunchShape one = shape;
       one.grid = dim3(static_cast<unsigned>(ranks)), one.ranks = ranks;
