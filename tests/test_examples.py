@@ -1,5 +1,6 @@
 """The examples, end to end: a model writes text, int4 costs it little, adapters improve it, experts are found."""
 
+import dataclasses
 import importlib
 import re
 import sys
@@ -23,8 +24,15 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are 
 def example(monkeypatch, capsys):
     """load(name) imports an example; run(it, *options) is what it prints. On less text than it reads by itself."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    corpus = importlib.import_module("corpus")
+    corpus, model = map(importlib.import_module, ("corpus", "model"))
     monkeypatch.setattr(corpus, "held_out_windows", partial(corpus.held_out_windows, per_module=1))
+    load = model.load
+
+    def with_short_windows(path):
+        params, config = load(path)
+        return params, dataclasses.replace(config, context=128)
+
+    monkeypatch.setattr(model, "load", with_short_windows)
 
     def run(module, *options: str) -> str:
         monkeypatch.setattr(sys, "argv", [module.__name__, *options])
@@ -37,6 +45,7 @@ def example(monkeypatch, capsys):
 def test_llama(example, monkeypatch):
     load, run = example
     llama = load("llama")
+    monkeypatch.setattr(llama, "STRIDE", 64)
     speed = llama.tokens_per_second
     monkeypatch.setattr(llama, "tokens_per_second", lambda *args, seconds: speed(*args, seconds=0))
     prompt = "def factorial(n):\n"
@@ -89,8 +98,8 @@ def test_lora(example, monkeypatch):
     load, run = example
     lora = load("lora")
     windows_of = lora.windows_of
-    monkeypatch.setattr(lora, "windows_of", lambda *args: [half[:8] for half in windows_of(*args)])
-    output = run(lora, "--module", "json", "--steps", "6", "--batch", "2")
+    monkeypatch.setattr(lora, "windows_of", lambda *args: [half[:24] for half in windows_of(*args)])
+    output = run(lora, "--module", "json", "--steps", "6", "--batch", "4")
     changes = re.findall(r"([\d.]+) -> ([\d.]+)", output)
     assert len(changes) == 2
     for before, after in changes:

@@ -201,6 +201,7 @@ def test_one_byte_scale(kernel, dtype, rng):
     cases = must_take(kernel)
     if kernel.name == "stream":  # whose copies of grouped scales are of 16 bits
         cases = [case for case in cases if isinstance(case.group, str)]
+    cases = cases[:6]
     problems = [make(rng, kernel.bits, kernel.x, case, scale_dtype=dtype) for case in cases]
     args = [(p.x, p.tensor, p.bias) for p in problems]
     ys = products(args, kernel.backend)

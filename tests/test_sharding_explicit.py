@@ -125,7 +125,7 @@ def test_out_sharding(mesh, spec, rng):
             assert dims_of_type(y) == (*spec, *(None,) * (2 - len(spec)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["columns", "rows", "both", "data and columns", "x against columns"])
 def test_derivatives(mesh, layout, rng):
     """In values as on one device, in types like what they belong to."""
     x_spec, w_spec, y_spec, _ = LAYOUTS[layout]
