@@ -91,7 +91,7 @@ def test_by_name(isa, name, m, bits, x, rng):
     p = make(rng, bits, x, Case(m, 75, 1100, 128, "zero", bias=True))
     with only(name):
         if name == "amx_bf16" and x == "float32":
-            with pytest.raises(jax.errors.JaxRuntimeError, match="no cpu kernel that may run"):
+            with pytest.raises(Exception, match="no cpu kernel that may run"):
                 check(p)
             return
         check(p)
@@ -134,7 +134,7 @@ def test_the_only_kernel_cannot(isa, rng):
             ):
                 check(p)
         p = unsuitable(make(rng, 4, "float32", Case(1, 40, 512)), 1e-30)
-        with pytest.raises(jax.errors.JaxRuntimeError, match="does not take these values of x"):
+        with pytest.raises(Exception, match="does not take these values of x"):
             check(p)
     check(p)
     assert last_kernel("cpu") == "f32_panel"
@@ -266,13 +266,15 @@ def test_one_byte_scales(isa, shape, dtype, m, rng):
     assert np.isnan(f(p.x, dataclasses.replace(w, scale=nan))).all()
 
 
-def test_every_byte(isa, rng):
+def test_every_byte(isa):
+    """As JAX reads them. (Where x is fixed point, scales below 2^-97 are lost.)"""
     for dtype in ("float8_e4m3fn", "float8_e8m0fnu"):
         scale = np.arange(1, 256, dtype=np.uint8).view(dtype)  # XLA's threads flush e8m0's 2^-127
-        packed = np.full((255, 1), 0x99999999, np.uint32)
-        y = gemv_int4(np.ones((1, 1), np.float32), packed[:, :1], None, scale, implementation="cpu")[0]
-        expected = scale.astype(np.float32)
-        np.testing.assert_array_equal(y, expected)
+        packed, zero = np.ones((255, 1), np.uint32), np.zeros((), np.float32)
+        for m in (1, 3):
+            with only("f32_panel"):
+                y = gemv_int4(np.ones((m, 1), np.float32), packed, zero, scale, implementation="cpu")
+            np.testing.assert_array_equal(y[-1], scale.astype(np.float32))
 
 
 # Rows, groups, values of x

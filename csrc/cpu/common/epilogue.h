@@ -14,8 +14,10 @@ struct Epilogue {
 
   // y[slice, m, n : n + count] of sums[i] of rows n + i of the weight and, of a gated activation,
   // partners[i] of rows n + i + N / 2. Both can be read in whole vectors. An element is finished
-  // once: what residual has for it may lie where y is written.
-  void store(Index m, Index n, Index count, const float* sums, const float* partners) const {
+  // once: what residual has for it may lie where y is written. Not inline: main loops need their
+  // registers.
+  __attribute__((noinline)) void store(Index m, Index n, Index count, const float* sums,
+                                       const float* partners) const {
     const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
     const Index at = (slice * p.M + m) * width + n;
     for (Index i = 0; i < count; i += kLanes) {
