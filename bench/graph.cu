@@ -1,5 +1,5 @@
 // The kernel alone: calls captured in one CUDA graph and replayed, with nothing of XLA's between
-// them. Compiled together with csrc/cuda/*.cu, so what is timed is what the package runs.
+// them. Compiled together with the kernels of csrc/cuda, so what is timed is what the package runs.
 
 #include <algorithm>
 #include <vector>

@@ -94,8 +94,10 @@ def load(device) -> tuple[ctypes.CDLL | None, str | None]:
     ]
     options += ["-isystem", jax.ffi.include_dir()]
     recipe = hashlib.sha256(f"{options} {jax.__version__}".encode())
-    sources = sorted([*_HERE.glob("*.cu"), *_CUDA.glob("*.cu")])
-    for file in sorted([*sources, *_HERE.glob("*.h"), *_CUDA.glob("*.*h"), *_CUDA.parent.glob("*.h")]):
+    # All but XLA's and Python's side of the backend.
+    kernels = [*_CUDA.rglob("*.cu"), *(_CUDA / f"{name}.cc" for name in ("device", "launch", "table"))]
+    sources = sorted([*_HERE.glob("*.cu"), *kernels])
+    for file in sorted([*sources, *_HERE.glob("*.h"), *_CUDA.rglob("*.*h"), *_CUDA.parent.glob("*.h")]):
         recipe.update(file.read_bytes())
     return _compiled([compiler, *options, *map(str, sources)], recipe.hexdigest())
 

@@ -52,7 +52,7 @@ set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # so that the module loads where there is no CUDA
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cc csrc/cuda/*.cu)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cc csrc/cuda/*.cu)
 jaxgemv_add_backend(_cuda ${cuda_sources})
 target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # -std by hand: CMake 3.25.1 does not know that nvcc speaks C++20.

@@ -53,6 +53,29 @@ JAXGEMV_HD constexpr uint32_t bits_of_e8m0(uint32_t byte) {
   return byte == 0 ? 0x00400000 : byte == 255 ? 0x7fc00000 : byte << 23;
 }
 
+JAXGEMV_HD constexpr uint32_t bits_of_f16(uint32_t half) {
+  const uint32_t exponent = half >> 10 & 31, mantissa = half & 1023, sign = (half & 0x8000) << 16;
+  if (exponent == 31) return sign | 0x7f800000 | mantissa << 13;
+  if (exponent > 0) return sign | (exponent + 112) << 23 | mantissa << 13;
+  uint32_t log = 0;  // mantissa * 2^-24
+  while (mantissa >> log > 1) ++log;
+  return mantissa == 0 ? sign : sign | (log + 103) << 23 | (mantissa << (23 - log) & 0x7fffff);
+}
+
+// Of the float32 that an element is, whose bits are the low ones of `bits`.
+JAXGEMV_HD constexpr uint32_t float32_bits(uint32_t bits, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16: return bits_of_f16(bits);
+    case Dtype::kBF16: return bits << 16;
+    case Dtype::kF32: return bits;
+    case Dtype::kE4M3: return bits_of_e4m3(bits);
+    case Dtype::kE8M0: return bits_of_e8m0(bits);
+  }
+  __builtin_unreachable();
+}
+
+static_assert(bits_of_f16(0x3c00) == 0x3f800000 && bits_of_f16(0x8001) == 0xb3800000 &&
+              bits_of_f16(0x7c00) == 0x7f800000);
 static_assert(bits_of_e4m3(0x38) == 0x3f800000 && bits_of_e4m3(0x01) == 0x3b000000 &&
               bits_of_e4m3(0x87) == 0xbc600000 && bits_of_e4m3(0x7e) == 0x43e00000);
 static_assert(bits_of_e8m0(127) == 0x3f800000);

@@ -1,25 +1,29 @@
 // XLA's call: buffers in, one kernel launch out.
 #include "handler.h"
 
+#include <vector>
+
 #include "../call.h"
 #include "launch.h"
+#include "table.h"
 
 namespace jaxgemv::cuda {
 namespace {
 
 ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes,
                 cudaStream_t stream) {
-  static const Taken taken(kernels());
+  static const Taken taken(table());
   auto call = Call::from(args, *y, attributes, "cuda", taken);
   if (call.has_error()) return call.error();
   const Problem& problem = call->problem;
   if (problem.batch == 0 || problem.M == 0) return ffi::Error::Success();
-  if (call->x_overlaps_y())
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                      "jaxgemv: x and the result share memory (an in-place update of a donated x "
-                      "that the call reads); copy x, or do not donate it");
-  const cudaError_t status = launch(problem, call->operands, call->given, stream);
+  if (const auto error = call->overlap(/*copies_x=*/false)) return *error;
+  const char* only = trace().only;
+  const cudaError_t status =
+      launch(problem, call->operands, call->given, stream, only == nullptr ? "" : only);
   if (status == cudaSuccess) return ffi::Error::Success();
+  if (status == cudaErrorNotSupported)
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "jaxgemv: no CUDA kernel for this call");
   return ffi::Error(ffi::ErrorCode::kInternal,
                     std::string("jaxgemv: CUDA kernel: ") + cudaGetErrorString(status));
 }

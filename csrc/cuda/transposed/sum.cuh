@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtype.cuh"
-#include "ptx.cuh"
+#include "../common/launch.cuh"
+#include "../common/params.cuh"
+#include "../common/ptx.cuh"
 
 namespace jaxgemv::cuda::transposed {
 
@@ -33,11 +34,11 @@ struct Team {
 #endif
 };
 
-// What each warp has summed up, for kRows rows of y and a strip of K, of which every one of kLanes
+// What each warp has summed up, for kRows rows of y and a tile of K, of which every one of kLanes
 // lanes has kLaneCodes in a row. The padding keeps lanes on banks of their own.
 template <int kRows, int kLaneCodes, int kLanes>
 struct Parts {
-  static constexpr int kStrip = kLanes * kLaneCodes, kPitch = kStrip + kLanes + 4;
+  static constexpr int kTileK = kLanes * kLaneCodes, kPitch = kTileK + kLanes + 4;
   float of_warp[kWarps][kRows * kPitch];
 
   static __device__ __forceinline__ int at(int m, int k) { return m * kPitch + k + k / kLaneCodes; }
@@ -47,8 +48,8 @@ struct Parts {
                         Index row, int rows, Index k0, bool valid) {
     constexpr int kThreads = kWarps * 32;
     __syncthreads();
-    for (int e = threadIdx.x; e < rows * kStrip; e += kThreads) {
-      const int i = at(e / kStrip, e % kStrip);
+    for (int e = threadIdx.x; e < rows * kTileK; e += kThreads) {
+      const int i = at(e / kTileK, e % kTileK);
       float sum = of_warp[0][i];
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) sum += of_warp[w][i];
@@ -56,8 +57,8 @@ struct Parts {
     }
     team.sync();
     const int ranks = team.ranks();
-    for (int e = team.rank() * kThreads + threadIdx.x; e < rows * kStrip; e += ranks * kThreads) {
-      const int m = e / kStrip, k = e % kStrip;
+    for (int e = team.rank() * kThreads + threadIdx.x; e < rows * kTileK; e += ranks * kThreads) {
+      const int m = e / kTileK, k = e % kTileK;
       if (k0 + k >= problem.K) continue;
       float sum = 0;
       for (int r = 0; r < ranks; ++r) sum += team.of_rank(of_warp[0], r)[at(m, k)];
@@ -68,18 +69,17 @@ struct Parts {
 };
 
 // `tiles` of y a slice; with them, enough CTAs share N to put `ctas_an_sm` on each SM.
-inline cudaError_t launch(Kernel kernel, Index tiles, int ctas_an_sm, Index rows_a_round,
-                          const Problem& problem, const Operands& operands, cudaStream_t stream) {
-  int device = 0, sms = 1, major = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  const Index wanted = Index{sms} * ctas_an_sm / (tiles * problem.batch);
+inline cudaError_t launch(void (*kernel)(Problem, Operands), Index tiles, int ctas_an_sm,
+                          Index rows_a_round, const Problem& problem, const Operands& operands,
+                          const Device& device, cudaStream_t stream) {
+  const Index wanted = Index{device.sms} * ctas_an_sm / (tiles * problem.batch);
   const Index rounds = ceil_div(problem.N, rows_a_round);
-  const Index most = std::min<Index>(major >= 9 ? kMaxRanks : 1, rounds);
-  const Index ranks = std::clamp<Index>(wanted, 1, most);
-  return launch_kernel(kernel, tiles * ranks, problem.batch, kWarps * 32, problem, operands, stream,
-                       static_cast<int>(ranks));
+  const Index most = std::min<Index>(device.major >= 9 ? kMaxRanks : 1, rounds);
+  LaunchShape shape = {{}, kWarps * 32};
+  shape.ranks = static_cast<int>(std::clamp<Index>(wanted, 1, most));
+  if (!make_grid(tiles * shape.ranks, problem.batch, &shape.grid))
+    return cudaErrorInvalidConfiguration;
+  return launch_kernel(kernel, shape, device, stream, problem, operands);
 }
 
 }  // namespace jaxgemv::cuda::transposed

@@ -1,10 +1,10 @@
-// Element types: conversion, and loads and stores whose dtype is known only at run time.
+// Loads and stores whose dtype is known only at run time.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../gemv.h"
+#include "../../gemv.h"
 
 namespace jaxgemv::cuda {
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
-// The element whose bits are the low ones of `bits`.
+// The element, of a wide dtype, whose bits are the low ones of `bits`.
 __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   // No branches: this is in the inner loops.
   const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
@@ -32,30 +32,42 @@ __device__ __forceinline__ uint32_t load_bits(const void* data, Dtype dtype, Ind
   return __ldg(static_cast<const unsigned short*>(data) + i);
 }
 
+// Of a wide dtype.
 __device__ __forceinline__ float load(const void* data, Dtype dtype, Index i) {
   return float_of_bits(load_bits(data, dtype, i), dtype);
 }
 
 __device__ __forceinline__ void store(void* data, Dtype dtype, Index i, float v) {
-  if (dtype == Dtype::kF32)
-    static_cast<float*>(data)[i] = v;
-  else if (dtype == Dtype::kF16)
-    static_cast<__half*>(data)[i] = __float2half_rn(v);
-  else
-    static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(v);
+  switch (dtype) {
+    case Dtype::kF32: static_cast<float*>(data)[i] = v; break;
+    case Dtype::kF16: static_cast<__half*>(data)[i] = __float2half_rn(v); break;
+    case Dtype::kBF16: static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(v); break;
+    case Dtype::kE4M3:
+    case Dtype::kE8M0: break;  // only of scales
+  }
 }
 
-// Element (s, n, g) of a parameter.
+__device__ __forceinline__ Index offset_of(const Param& p, Index s, Index n, Index g) {
+  return s * p.stack_stride + n * p.n_stride + g * p.g_stride;
+}
+
+// Element (s, n, g) of a parameter of a wide dtype.
 __device__ __forceinline__ float load(const Param& p, Index s, Index n, Index g) {
-  return load(p.data, p.dtype, s * p.stack_stride + n * p.n_stride + g * p.g_stride);
+  return load(p.data, p.dtype, offset_of(p, s, n, g));
+}
+
+// Of a scale, which may have one byte.
+__device__ __forceinline__ float load_scale(const Param& p, Index s, Index n, Index g) {
+  if (is_wide(p.dtype)) return load(p, s, n, g);
+  const uint32_t byte = __ldg(static_cast<const uint8_t*>(p.data) + offset_of(p, s, n, g));
+  return __uint_as_float(float32_bits(byte, p.dtype));
 }
 
 // The matrix that slice b meets; -1 when its index is out of range.
-__device__ __forceinline__ int stack_entry(const Problem& problem, const Operands& operands,
-                                           Index b) {
-  if (operands.index == nullptr) return 0;
-  const int s = operands.index[b];
-  return s >= 0 && s < problem.stack ? s : -1;
+__device__ __forceinline__ int stack_entry(const int32_t* index, Index stack, Index b) {
+  if (index == nullptr) return 0;
+  const int s = index[b];
+  return s >= 0 && s < stack ? s : -1;
 }
 
 }  // namespace jaxgemv::cuda

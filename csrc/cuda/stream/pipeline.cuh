@@ -1,9 +1,10 @@
-// The parts of the streaming kernel (stream.cuh) that bring weights and scales: what a CTA knows of
-// its work, the copies into a warp's ring, the terms that are made of scales.
+// The parts of the streaming kernel that bring weights and scales: what a CTA knows of its work, the
+// copies into a warp's ring, the terms that are made of scales.
 #pragma once
 
-#include "dtype.cuh"
-#include "ptx.cuh"
+#include "../common/affine.cuh"
+#include "../common/epilogue.cuh"
+#include "../common/ptx.cuh"
 
 namespace jaxgemv::cuda::stream {
 
@@ -16,38 +17,59 @@ constexpr int kStages = 2;
 // power of two of blocks, in pairs aligned to 4 bytes.
 enum class Scales { kByRow, kByBlock };
 
-// All that a CTA needs to know; what is needed first, first.
-struct Job {
+// All that a CTA needs to know; what is needed first, first. Rows of the weights come in tiles of
+// kTileN; with a gated activation those are kTileN / 2 of its first half and the same of its second,
+// and a "row" below is a pair of them.
+struct Params {
   const uint8_t* packed;
   const void* x;
   const int32_t* index;
   int rows_a_cta, more;  // the first `more` CTAs have one row more
   int m_tiles;           // CTAs next to each other that read the same weights
   int tiles;             // of each CTA
-  int block_tiles;       // tiles whose strips fit into shared memory together
+  int tile_step, tile_apart;
+  int block_tiles;  // tiles whose partial sums fit into shared memory together
   int slices;
   int M, N, K, row_bytes;
   int group_log;  // kByBlock: a group is 2^this blocks
   int scale_row;  // kByBlock: bytes from row to row
   Affine affine;
-  Dtype y_dtype;
   uint32_t stack;
   Param scale, shift;
   Index packed_stack_stride;
-  void* y;
-  Param bias;
+  Output output;
+  Param norm;
+  float eps;
+};
+
+// How rows lie in tiles. Of kernels without parts these are constants, of others parameters, which
+// take no registers.
+template <Parts kParts>
+struct Tiling {
+  static constexpr bool kMayBeGated = kParts != Parts::kNone;
+  const Params& params;
+  // Rows that a tile goes forward, and that its second half lies behind the first.
+  __device__ __forceinline__ int step() const { return kMayBeGated ? params.tile_step : kTileN; }
+  __device__ __forceinline__ int apart() const {
+    return kMayBeGated ? params.tile_apart : kTileN / 2;
+  }
+  // What row i of a tile lies further than with neighbours alone.
+  __device__ __forceinline__ int extra(int i) const {
+    return kMayBeGated && i >= kTileN / 2 ? params.tile_apart - kTileN / 2 : 0;
+  }
 };
 
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
-template <Scales kScales, int kSpanBytes, int kBlocks>
-struct Copier {
+template <Scales kScales, int kSpanBytes, int kBlocks, Parts kParts>
+struct Pipeline {
   static constexpr int kWeightBytes = kTileN * kSpanBytes;
   static constexpr int kScaleBytes = kScales == Scales::kByBlock ? kTileN * 4 * kBlocks : 0;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;            // of a stage
   static constexpr int kLanes = kSpanBytes / 16, kRows = 32 / kLanes;  // of a copy of weights
-  const Job& job;
+  const Params& params;
+  const Tiling<kParts> tiling;
   uint8_t* const ring;
   const int tiles, last_step;  // rows to the last tile
   const uint8_t* from;
@@ -55,55 +77,62 @@ struct Copier {
   const char* scale_from;
   int left, slice = 0, offset, stage = 0;
 
-  __device__ __forceinline__ Copier(const Job& job, uint32_t s, int first_row, int last_row,
-                                    int tiles, uint8_t* ring)
-      : job(job),
+  __device__ __forceinline__ Pipeline(const Params& params, uint32_t s, int first_row, int last_row,
+                                      int tiles, uint8_t* ring)
+      : params(params),
+        tiling{params},
         ring(ring),
         tiles(tiles),
-        last_step(last_row - first_row - (tiles - 2) * kTileN),
+        last_step(last_row - first_row - (tiles - 2) * tiling.step()),
         left(tiles) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = lane / kLanes, piece = lane % kLanes;
     to = ring + row * kSpanBytes + (piece ^ (row % 2 * 4)) * 16;
     offset = warp * kSpanBytes + piece * 16;
-    from = job.packed + ((first_row + row) * Index{job.row_bytes} + offset);
-    from += s * job.packed_stack_stride;
+    from = params.packed + ((first_row + row) * Index{params.row_bytes} + offset);
+    from += s * params.packed_stack_stride;
     if constexpr (kScales == Scales::kByBlock) {
       // In a span of a row, first the words of its scales, then those of its shifts.
       const int words_log = scale_words_log();
-      const Param& param = lane >> words_log & 1 ? job.shift : job.scale;
+      const Param& param = lane >> words_log & 1 ? params.shift : params.scale;
       scale_from = static_cast<const char*>(param.data) + 2 * param.stack_stride * s;
-      scale_from += (first_row + (lane >> (words_log + 1))) * job.scale_row + scale_word() * 4;
+      scale_from += (first_row + (lane >> (words_log + 1))) * params.scale_row + scale_word() * 4;
     }
   }
 
   // Starts the copy of the next tile. When kStages have been started, `stage` is the oldest.
   __device__ __forceinline__ void next() {
-    if (slice < job.slices) {
+    if (slice < params.slices) {
       const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
       // Past the end of a row lies what was there before: codes, which meet x = 0.
-      if (offset < job.row_bytes)
+      if (offset < params.row_bytes)
 #pragma unroll
         for (int i = 0; i < kTileN / kRows; ++i)
-          copy16(to + stage + i * kRows * kSpanBytes, from + i * (kRows * Index{job.row_bytes}));
-      const int rows = left == 2 ? last_step : kTileN;
-      from += rows * job.row_bytes;
+          copy16(to + stage + i * kRows * kSpanBytes,
+                 from + (i * kRows + tiling.extra(i * kRows)) * Index{params.row_bytes});
+      const int rows = left == 2 ? last_step : tiling.step();
+      from += rows * params.row_bytes;
       if constexpr (kScales == Scales::kByBlock) {
         // Past the last group a scale must be finite, because 0 times NaN is NaN.
-        const bool inside = scale_word() * 4 < job.scale_row;
+        const bool inside = scale_word() * 4 < params.scale_row;
         const int words_log = scale_words_log();
 #pragma unroll
         for (int i = 0; i < kBlocks / 2; ++i)
-          if (i < 1 << words_log)
-            copy_or_zeros<4>(ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-                             scale_from + i * (kTileN >> words_log) * job.scale_row, inside);
-        scale_from += rows * job.scale_row;
+          if (i < 1 << words_log) {
+            const int first = i * (kTileN >> words_log);
+            copy_or_zeros<4>(
+                ring + stage + kWeightBytes + (lane + 32 * i) * 4,
+                scale_from +
+                    (first + tiling.extra(first + (lane >> (words_log + 1)))) * params.scale_row,
+                inside);
+          }
+        scale_from += rows * params.scale_row;
       }
       if (--left == 0) {  // back to the first tile, one slice further
-        const int rows = last_step + (tiles - 1) * kTileN;
+        const int rows = last_step + (tiles - 1) * tiling.step();
         ++slice, left = tiles, offset += warps * kSpanBytes;
-        from += warps * kSpanBytes - rows * Index{job.row_bytes};
-        scale_from += (warps << scale_words_log()) * 4 - rows * job.scale_row;
+        from += warps * kSpanBytes - rows * Index{params.row_bytes};
+        scale_from += (warps << scale_words_log()) * 4 - rows * params.scale_row;
       }
     }
     stage = stage == (kStages - 1) * kBytes ? 0 : stage + kBytes;
@@ -113,7 +142,7 @@ struct Copier {
  private:
   // log2 of the words of scales in a row's span.
   __device__ __forceinline__ int scale_words_log() const {
-    return (kBlocks == 16 ? 3 : kBlocks / 4) - job.group_log;
+    return (kBlocks == 16 ? 3 : kBlocks / 4) - params.group_log;
   }
 
   // The word that this lane copies of each row of scales.
@@ -123,33 +152,29 @@ struct Copier {
   }
 };
 
-// The terms of a group.
-template <int kBits>
-__device__ __forceinline__ float2 term_of(Affine affine, float scale, float shift) {
-  const float zero = affine == Affine::kZero ? shift : mid_code(kBits);
-  return {scale, affine == Affine::kOffset ? shift : -scale * zero};
-}
-
 // Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
-// staged of x, and then the strips.
+// staged of x, and then their partial sums.
 template <int kBits, Scales kScales, int kSpanBytes, int kBlocks>
-struct Layout {
-  static constexpr int kTerms = kStages * Copier<kScales, kSpanBytes, kBlocks>::kBytes;
+struct WarpMemory {
+  static constexpr int kTerms =
+      kStages * Pipeline<kScales, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
   static constexpr int kBytes = kTerms + (kScales == Scales::kByBlock ? kTileN * kBlocks * 8 : 0);
 };
 
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
 // 32 and so on.
 template <int kBits, int kBlocks>
-__device__ __forceinline__ void make_terms(const Job& job, const uint8_t* scales, float2* terms) {
+__device__ __forceinline__ void make_terms(const Params& params, const uint8_t* scales,
+                                           float2* terms) {
   const int lane = threadIdx.x % 32;
-  const int row_bytes = kBlocks * 4 >> job.group_log;  // of scales and shifts together
+  const int row_bytes = kBlocks * 4 >> params.group_log;  // of scales and shifts together
 #pragma unroll
   for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
-    const int row = lane / kBlocks + 32 / kBlocks * i, group = lane % kBlocks >> job.group_log;
+    const int row = lane / kBlocks + 32 / kBlocks * i, group = lane % kBlocks >> params.group_log;
     const auto at = reinterpret_cast<const unsigned short*>(scales + row * row_bytes) + group;
-    terms[lane + 32 * i] = term_of<kBits>(job.affine, float_of_bits(at[0], job.scale.dtype),
-                                          float_of_bits(at[row_bytes / 4], job.shift.dtype));
+    terms[lane + 32 * i] =
+        terms_of(params.affine, float_of_bits(at[0], params.scale.dtype),
+                 float_of_bits(at[row_bytes / 4], params.shift.dtype), mid_code(kBits), 0);
   }
 }
 

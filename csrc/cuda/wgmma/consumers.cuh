@@ -2,66 +2,25 @@
 // products, terms.
 #pragma once
 
-#include "wgmma_x.cuh"
+#include "../common/codes.cuh"
+#include "producers.cuh"
 
 namespace jaxgemv::cuda::wgmma {
 
-// One word of codes as A registers, exactly: f[step][h] is two codes for slots 2t, 2t + 1 (h = 0)
-// or 2t + 8, 2t + 9 of a step of 16 k. For 4 bits the codes are (k0, k4), (k2, k6) and (k1, k5),
-// (k3, k7); for 8 bits (k0, k1), (k2, k3). kCentre is subtracted, and a product is worth kWorth.
+// One word of codes as A registers: f[step][h] is two codes for slots 2t, 2t + 1 (h = 0) or 2t + 8,
+// 2t + 9 of a step of 16 k. For 4 bits the codes are (k0, k4), (k2, k6) and (k1, k5), (k3, k7); for
+// 8 bits (k0, k1), (k2, k3).
 template <int kBits, typename X>
-struct Codes;
-
-__device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 d = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
-                                   reinterpret_cast<const __nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(d);
-}
-
-// fp16: codes as subnormals, q * 2^-24.
-template <>
-struct Codes<4, __half> {
-  static constexpr int kCentre = 0, kSteps = 2;
-  static constexpr float kWorth = 0x1p24f;
-  static __device__ __forceinline__ void fragments(uint32_t w, uint32_t (&f)[2][2]) {
-    f[0][0] = w & 0x000f000fu, f[0][1] = (w >> 8) & 0x000f000fu;
-    f[1][0] = (w >> 4) & 0x000f000fu, f[1][1] = (w >> 12) & 0x000f000fu;
-  }
-};
-
-template <>
-struct Codes<8, __half> {
-  static constexpr int kCentre = 0, kSteps = 1;
-  static constexpr float kWorth = 0x1p24f;
-  static __device__ __forceinline__ void fragments(uint32_t w, uint32_t (&f)[1][2]) {
-    f[0][0] = __byte_perm(w, 0, 0x4140), f[0][1] = __byte_perm(w, 0, 0x4342);
-  }
-};
-
-// bf16: 0x4300 | q is 128 + q.
-template <>
-struct Codes<4, __nv_bfloat16> {
-  static constexpr int kCentre = 8, kSteps = 2;
-  static constexpr float kWorth = 1;
-  static __device__ __forceinline__ uint32_t pair(uint32_t w) {
-    return subtract((w & 0x000f000fu) | 0x43004300u, 0x43084308u);
-  }
-  static __device__ __forceinline__ void fragments(uint32_t w, uint32_t (&f)[2][2]) {
-    f[0][0] = pair(w), f[0][1] = pair(w >> 8), f[1][0] = pair(w >> 4), f[1][1] = pair(w >> 12);
-  }
-};
-
-// 128 + the low 7 bits, less 128 (0x4300) where the top bit is set and 256 (0x4380) where it is
-// not.
-template <>
-struct Codes<8, __nv_bfloat16> {
-  static constexpr int kCentre = 128, kSteps = 1;
-  static constexpr float kWorth = 1;
-  static __device__ __forceinline__ uint32_t pair(uint32_t v) {
-    return subtract((v & 0x007f007fu) | 0x43004300u, (v & 0x00800080u) ^ 0x43804380u);
-  }
-  static __device__ __forceinline__ void fragments(uint32_t w, uint32_t (&f)[1][2]) {
-    f[0][0] = pair(__byte_perm(w, 0, 0x4140)), f[0][1] = pair(__byte_perm(w, 0, 0x4342));
+struct Fragments : Codes<Format::kAffine, kBits, X> {
+  using C = Codes<Format::kAffine, kBits, X>;
+  static constexpr int kSteps = C::kProducts;
+  static __device__ __forceinline__ void of(uint32_t w, uint32_t (&f)[kSteps][2]) {
+    if constexpr (kBits == 4) {
+      f[0][0] = C::pair(w), f[0][1] = C::pair(w >> 8);
+      f[1][0] = C::pair(w >> 4), f[1][1] = C::pair(w >> 12);
+    } else {
+      f[0][0] = C::pair(__byte_perm(w, 0, 0x4140)), f[0][1] = C::pair(__byte_perm(w, 0, 0x4342));
+    }
   }
 };
 
@@ -71,9 +30,9 @@ struct Codes<8, __nv_bfloat16> {
 template <int kBits, typename X, int kM, bool kPerRow>
 __device__ __forceinline__ void consume(const Problem& problem, const Operands& operands,
                                         Share share, uint32_t shared, int s, int n0, bool wide,
-                                        float (&y)[Plan<kM>::kTiles][kM / 2]) {
-  using C = Codes<kBits, X>;
-  using L = Layout<kBits, kM>;
+                                        float (&y)[Roles<kM>::kTiles][kM / 2]) {
+  using C = Fragments<kBits, X>;
+  using L = SharedMemory<kBits, kM>;
   constexpr int kTiles = L::kTiles;
   const uint32_t full = shared + L::kFull, empty = shared + L::kEmpty;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
@@ -200,7 +159,7 @@ __device__ __forceinline__ void consume(const Problem& problem, const Operands& 
 #pragma unroll
           for (int k = 0; k < 2 / C::kSteps; ++k) {
             const int word = (h * 2 / C::kSteps + k) % 4;
-            C::fragments(words0[word], f0[k]), C::fragments(words1[word], f1[k]);
+            C::of(words0[word], f0[k]), C::of(words1[word], f1[k]);
           }
           wgmma_fence();
 #pragma unroll

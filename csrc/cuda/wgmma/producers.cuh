@@ -4,11 +4,13 @@
 
 #include <algorithm>
 
-#include "dtype.cuh"
-#include "hopper.cuh"
-#include "ptx.cuh"
+#include "../common/hopper.cuh"
+#include "../common/params.cuh"
+#include "../common/ptx.cuh"
 
 namespace jaxgemv::cuda::wgmma {
+
+using namespace hopper;
 
 constexpr int kChunkK = 128;  // of x and the weights between two barriers
 constexpr int kStages = 4;    // chunks in shared memory
@@ -18,7 +20,7 @@ constexpr int kMaxRanks = 8;  // CTAs of a cluster that share K
 // For up to kM rows of x: how many warps multiply, and how many stage x. Few rows need few
 // registers and leave room for more warps.
 template <int kM>
-struct Plan {
+struct Roles {
   static constexpr bool kFew = kM < 64;
   static constexpr int kWarps = kFew ? 16 : 8, kProducers = kFew ? 4 : 8;
   static constexpr int kThreads = 32 * (kWarps + kProducers), kConsumers = 32 * kWarps;
@@ -28,8 +30,8 @@ struct Plan {
 
 // Shared memory from a multiple of 1024 on: x, weights, barriers, sum(x), scales; at the end y.
 template <int kBits, int kM>
-struct Layout : Plan<kM> {
-  using P = Plan<kM>;
+struct SharedMemory : Roles<kM> {
+  using P = Roles<kM>;
   static constexpr int kAtom = kM * 128;  // 64 k of x, swizzled by 128 bytes
   static constexpr int kStage = kChunkK / 64 * kAtom;
   static constexpr int kPieces = kChunkK * kBits / 512;  // 16-byte pieces of a row a lane has
@@ -55,7 +57,7 @@ struct Share {
 template <int kBits, typename X, int kM, bool kPerRow>
 __device__ __forceinline__ void produce(const Problem& problem, const Operands& operands,
                                         Share share, uint32_t shared) {
-  using L = Layout<kBits, kM>;
+  using L = SharedMemory<kBits, kM>;
   constexpr int kUnits = L::kUnits, kStep = L::kStep;
   constexpr uint32_t kOnes = std::is_same_v<X, __half> ? 0x3c003c00u : 0x3f803f80u;
   const uint32_t full = shared + L::kFull, empty = shared + L::kEmpty;

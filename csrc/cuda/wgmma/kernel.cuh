@@ -2,7 +2,7 @@
 //
 // A CTA computes kRows rows of y^T, or with a cluster its share of K of them. Some warps, the
 // producers, stage x chunk by chunk; the others, the consumers, copy the weights they will need
-// into shared memory, each lane its own 16 bytes, turn them into A fragments as mma.cuh does
+// into shared memory, each lane its own 16 bytes, turn them into A fragments as mma does
 // (natural order in memory, k permuted), and multiply. The affine part is two fp32 terms a group:
 // y += f * dot(q, x) + c * sum(x).
 #pragma once
@@ -11,7 +11,8 @@
 
 #include <cmath>
 
-#include "wgmma_weights.cuh"
+#include "../common/epilogue.cuh"
+#include "consumers.cuh"
 
 namespace jaxgemv::cuda::wgmma {
 
@@ -36,17 +37,17 @@ __device__ __forceinline__ void store4(void* y, Dtype dtype, Index at, bool pack
 #endif
 
 template <int kBits, typename X, int kM, bool kPerRow>
-__global__ void __launch_bounds__(Plan<kM>::kThreads, 1)
+__global__ void __launch_bounds__(Roles<kM>::kThreads, 1)
     gemv_wgmma(const Problem problem, const Operands operands, const bool wide) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using L = Layout<kBits, kM>;
+  using L = SharedMemory<kBits, kM>;
   extern __shared__ uint8_t dynamic[];
   const uint32_t shared = (shared_address(dynamic) + 1023) & ~1023u;
   const auto cluster = cooperative_groups::this_cluster();
   const int rank = cluster.block_rank(), ranks = cluster.num_blocks();
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   const int N = static_cast<int>(problem.N), M = static_cast<int>(problem.M);
-  const int s = stack_entry(problem, operands, blockIdx.y);
+  const int s = stack_entry(operands.index, problem.stack, blockIdx.y);
   const int chunks = s < 0 ? 0 : static_cast<int>(problem.K) / kChunkK;
   const Share share{chunks * rank / ranks, chunks * (rank + 1) / ranks};
   if (threadIdx.x == 0) {
@@ -60,11 +61,11 @@ __global__ void __launch_bounds__(Plan<kM>::kThreads, 1)
 
   // The registers of all warps are 64 K together, 60 K where there are 20 warps.
   if (warp >= L::kWarps) {
-    give_registers<L::kFew ? 64 : kPerRow ? 80 : 56>();
+    setmaxnreg_dec<L::kFew ? 64 : kPerRow ? 80 : 56>();
     produce<kBits, X, kM, kPerRow>(problem, operands, share, shared);
     return;
   }
-  take_registers<L::kFew ? 104 : kPerRow ? 176 : 200>();
+  setmaxnreg_inc<L::kFew ? 104 : kPerRow ? 176 : 200>();
   // The last CTA starts early enough to be full; rows computed twice come out the same twice.
   const int n0 = min(static_cast<int>(blockIdx.x) / ranks * kRows, N - kRows);
   float y[L::kTiles][kM / 2];

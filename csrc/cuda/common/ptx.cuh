@@ -1,12 +1,11 @@
-// One function per instruction, and the one way to launch a kernel.
+// One function per instruction.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <climits>
-
-#include "../gemv.h"
+#include <cstdint>
+#include <type_traits>
 
 namespace jaxgemv::cuda {
 
@@ -120,32 +119,6 @@ __device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1,
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-using Kernel = void (*)(Problem, Operands);
-
-// A launch in clusters of `ranks` CTAs, which are neighbours in x.
-inline cudaLaunchConfig_t make_config(dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
-                                      cudaLaunchAttribute& cluster, int ranks) {
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &cluster, config.numAttrs = 1;
-  return config;
-}
-
-// A grid of tiles x batch CTAs; with ranks > 1, which Hopper and later allow, in clusters.
-inline cudaError_t launch_kernel(Kernel kernel, Index tiles, Index batch, int threads,
-                                 const Problem& problem, const Operands& operands,
-                                 cudaStream_t stream, int ranks = 1) {
-  if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(batch));
-  cudaLaunchAttribute cluster{};
-  auto config = make_config(grid, threads, 0, stream, cluster, ranks);
-  config.numAttrs = ranks > 1;
-  return cudaLaunchKernelEx(&config, kernel, problem, operands);
 }
 
 }  // namespace jaxgemv::cuda

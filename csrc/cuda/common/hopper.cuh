@@ -10,7 +10,7 @@
 
 #include "ptx.cuh"
 
-namespace jaxgemv::cuda::wgmma {
+namespace jaxgemv::cuda::hopper {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -76,11 +76,11 @@ __device__ __forceinline__ void store_shared(uint32_t to, float v) {
 
 // Registers a thread of this warpgroup has from here on: fewer, or more.
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
@@ -105,8 +105,7 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
   for (int e = 0; e < kCount; ++e) asm volatile("" : "+f"(d[e])::"memory");
 }
 
-// d (64 x 64 or 64 x 32, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for X
-// =
+// d (64 x 64 or 64 x 32, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for X =
 // __half or __nv_bfloat16. Warp w of the warpgroup has rows 16 w .. 16 w + 15 of a and d, laid out
 // over its lanes as for mma.m16n8k16.
 template <typename X>
@@ -169,4 +168,4 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[16], const uint32_t (&a)
 
 #endif
 
-}  // namespace jaxgemv::cuda::wgmma
+}  // namespace jaxgemv::cuda::hopper

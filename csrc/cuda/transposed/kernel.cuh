@@ -5,12 +5,12 @@
 //   y[m, k] = sum_n v[m, n] q[n, k] + sum_n x[m, n] shift[n],   v = x scale, of the group of k
 //
 // q is exact as an fp16 subnormal; v is the sum of two fp16, 22 bits, in a unit of its row that
-// grows with the largest v seen so far. A warp takes a strip of K within one group.
+// grows with the largest v seen so far. A warp takes a tile of K within one group.
 #pragma once
 
 #include <type_traits>
 
-#include "transposed_sum.cuh"
+#include "sum.cuh"
 
 namespace jaxgemv::cuda::transposed {
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_words(uint32_t (&to)[kWords], const uint8_t
 }
 
 // Powers of two in which v is held: v * unit is at most 2^15 up to limit.
-struct Unit {
+struct Quantum {
   uint32_t exponent = 13;  // of the float that is limit / 8; 13 and 252 keep all in range
 
   __device__ __forceinline__ float limit() const { return __uint_as_float((exponent + 3) << 23); }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void split(float v0, float v1, uint32_t& high, uint32
 }
 
 // Lane (g, t) has kWords words of each row n = 2t, 2t + 1, 2t + 8, 2t + 9 of a chunk, the g-th of
-// the strip. Their low halves are row g of the mma's A, the high ones row g + 8. Where the strip
+// the tile. Their low halves are row g of the mma's A, the high ones row g + 8. Where the tile
 // has kGroups groups, each has mmas of its own, in which the rows of the others are zeros.
 template <int kBits, int kWords, int kGroups, int kTilesM>
 __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 : 1)
@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
   const int m_tiles = (M + 8 * kTilesM - 1) / (8 * kTilesM), tile = blockIdx.x / team.ranks();
   // Tiles of the same weights run next to each other, so that only one of them reads memory.
   const int m0 = tile % m_tiles * 8 * kTilesM;
-  const int k0 = tile / m_tiles * Parts::kStrip, b = blockIdx.y;
+  const int k0 = tile / m_tiles * Parts::kTileK, b = blockIdx.y;
   const int group0 = static_cast<int>(k0 / problem.group);
   const int last_group = static_cast<int>((problem.K - 1) / problem.group);
   const int bytes = static_cast<int>(row_bytes(problem.K, kBits));
-  const int s = stack_entry(problem, operands, b);
+  const int s = stack_entry(operands.index, problem.stack, b);
   const int byte0 = k0 / 8 * kBits + 4 * kWords * g;
   const bool inside = byte0 < bytes;
   const uint8_t* packed = operands.packed + max(s, 0) * operands.packed_stack_stride + byte0;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) x_row[m] = (Index{b} * M + min(m0 + 8 * m + g, M - 1)) * N;
 
-  Unit unit[kTilesM];
+  Quantum unit[kTilesM];
   float acc[kWords][kHalf][kTilesM][4] = {}, shifted[kGroups][kTilesM] = {};
   const int rounds = s < 0 ? 0 : (N + kRoundN - 1) / kRoundN;
   for (int round = team.rank() * kWarps + warp; round < rounds; round += team.ranks() * kWarps) {

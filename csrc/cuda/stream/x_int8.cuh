@@ -7,15 +7,21 @@
 //
 // Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
 // out of the product. An 8-bit word is ready as it is.
+//
+// With a norm it is x * norm that becomes fixed point.
 #pragma once
 
-#include "span.cuh"
+#include "../common/codes.cuh"
+#include "../common/norm.cuh"
+#include "x_fp16.cuh"
 
 namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows, one or two.
-template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
-class SpanDigits {
+template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords, bool kNormed>
+class XInt8 {
+  using C = Codes<Format::kAffine, kBits, int8_t>;
+
  public:
   static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
   static constexpr int kRows = kMaxRows, kRowsAColumn = 1;
@@ -23,7 +29,7 @@ class SpanDigits {
   // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
   static constexpr int kResults = 2;
 
-  // As in SpanX, but a lane copies whole words' x.
+  // As in XFp16, but a lane copies whole words' x.
   static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -37,14 +43,20 @@ class SpanDigits {
     }
   }
 
-  // Turns what this warp's copies have brought into operands.
-  __device__ __forceinline__ void take(int rows, uint8_t* staged) {
+  // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
+  // which there are `count`.
+  // Returns the sum of squares of row t / 2 of x, in one of its two lanes.
+  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
+                                         int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
+    float squares = 0;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
-      const float power = make_digits(staged + m * kRowBytes);
+      float of_row = 0;
+      const float power = make_slices(staged + m * kRowBytes, norm, count, of_row);
       if (m == 0 || t >= 2) {
+        squares = of_row;
         worth[0] = power * (t % 2 ? 65536.f : 1.f);
         worth[1] = worth[0] * 256;
       }
@@ -63,6 +75,7 @@ class SpanDigits {
       sum[i] =
           fmaf(worth[1], static_cast<float>(total[1]), worth[0] * static_cast<float>(total[0]));
     }
+    return {t % 2 ? 0 : squares, 0};
   }
 
   // A tile's products with block i.
@@ -76,9 +89,9 @@ class SpanDigits {
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int j = 0; j < kLaneWords; j += 2)
-        mma_bytes(sums[step], codes(w[0][j], step), codes(w[1][j], step),
-                  kNext ? codes(w[0][j + kNext], step) : 0,
-                  kNext ? codes(w[1][j + kNext], step) : 0, b[i][j][step], b[i][j + kNext][step]);
+        mma_bytes(sums[step], C::quad(w[0][j], step), C::quad(w[1][j], step),
+                  kNext ? C::quad(w[0][j + kNext], step) : 0,
+                  kNext ? C::quad(w[1][j + kNext], step) : 0, b[i][j][step], b[i][j + kNext][step]);
     float column[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -95,7 +108,7 @@ class SpanDigits {
   static __device__ constexpr int row(int e) { return e; }
   __device__ __forceinline__ float sum_of(int, int i) const { return sum[i]; }
 
-  // Adds results to a strip, at row g of the weights; the halves of the bytes apart.
+  // Adds results to partial sums, at row g of the weights; the halves of the bytes apart.
   static __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
                                              const float (&v)[kResults], bool both_rows) {
     const int t = lane_id() % 4;
@@ -108,8 +121,14 @@ class SpanDigits {
     }
   }
 
+  static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
+                                                     bool more, float2 squares) {
+    const float v[kResults] = {squares.x, 0};
+    add(to, column_size, rows, more, v, false);
+  }
+
  private:
-  static constexpr int kSteps = 8 / kBits;                // of a word: registers of four codes
+  static constexpr int kSteps = C::kSteps;                // of a word: registers of four codes
   static constexpr int kPieces = kSpanK / 256;            // of 16 bytes of x, that a lane copies
   static constexpr int kShare = kLaneWords * kSteps * 4;  // bytes of a plane and block for a lane
   // In a block the sums stay under 2^22.
@@ -120,25 +139,44 @@ class SpanDigits {
   // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over the blocks by these.
   float worth[2], sum[kBlocks];
 
-  static __device__ __forceinline__ uint32_t codes(uint32_t word, int step) {
-    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
-    return kBits == 8 ? word : word & kMask << (kBits * step);
-  }
-
   // Makes four planes of bytes of a row, in its place. Returns what the lowest byte is worth.
-  static __device__ __forceinline__ float make_digits(uint8_t* row) {
+  static __device__ __forceinline__ float make_slices(uint8_t* row, const NormValues& norm,
+                                                      int count, float& squares) {
     uint32_t raw[kPieces * 4];
 #pragma unroll
     for (int j = 0; j < kPieces; ++j)
       load_shared<4>(raw + 4 * j, row + (lane_id() * kPieces + j) * 16);
-    const uint32_t largest = __reduce_max_sync(~0u, largest_of(raw));
-    const int exponent = normal_exponent<X>(largest, 30);
+    float factor[kPieces * 8] = {};  // zeros past K
+    if constexpr (kNormed)
+      if (const int k = lane_id() * kPieces * 8; k < count) norm.load(factor, k);
+    const auto x = [&](int k) {
+      return float_of_bits(k % 2 ? raw[k / 2] >> 16 : raw[k / 2] & 0xffffu, kDtypeOf<X>);
+    };
+    const auto value = [&](int k) { return kNormed ? x(k) * factor[k] : x(k); };
+    uint32_t largest = 0;
+    int exponent;
+    bool finite;
+    if constexpr (kNormed) {
+#pragma unroll
+      for (int k = 0; k < kPieces * 8; ++k) {
+        squares = fmaf(x(k), x(k), squares);
+        largest = max(largest, __float_as_uint(value(k)) & 0x7fffffffu);
+      }
+      largest = __reduce_max_sync(~0u, largest);
+#pragma unroll
+      for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
+      exponent = normal_exponent<float>(largest, 30);
+      finite = largest < 0x7f800000u;
+    } else {
+      largest = __reduce_max_sync(~0u, largest_of(raw));
+      exponent = normal_exponent<X>(largest, 30);
+      finite = largest < (std::is_same_v<X, __half> ? 0x7c00u : 0x7f80u);
+    }
     const float scale = power_of_two(exponent);
     uint32_t bytes[kPieces * 8];
 #pragma unroll
     for (int k = 0; k < kPieces * 8; ++k) {
-      const uint32_t bits = k % 2 ? raw[k / 2] >> 16 : raw[k / 2] & 0xffffu;
-      const int fixed = __float2int_rn(scale * float_of_bits(bits, kDtypeOf<X>));
+      const int fixed = __float2int_rn(scale * value(k));
       bytes[k] = static_cast<uint32_t>(fixed + 0x00808080) ^ 0x00808080u;  // signed bytes
     }
     uint32_t planes[4][kPieces * 2];
@@ -161,7 +199,6 @@ class SpanDigits {
       for (int r = 0; r < kPieces; ++r)
         *reinterpret_cast<uint2*>(row + d * kSpanK + (lane_id() * kPieces + r) * 8) = {
             planes[d][2 * r], planes[d][2 * r + 1]};
-    const bool finite = largest < (std::is_same_v<X, __half> ? 0x7c00u : 0x7f80u);
     return finite ? power_of_two(-exponent) : NAN;  // for all results
   }
 };

@@ -1,0 +1,21 @@
+// Scale and zero or offset of a group, as the main loops use them.
+#pragma once
+
+#include "params.cuh"
+
+namespace jaxgemv::cuda {
+
+// y += x * dot(q - centre, x) + y * sum(x).
+__device__ __forceinline__ float2 terms_of(Affine affine, float scale, float shift, float mid,
+                                           float centre) {
+  // Without branches: with them kernels for many rows spill registers.
+  const float zero = affine == Affine::kZero ? shift : affine == Affine::kSymmetric ? mid : 0.f;
+  return {scale, fmaf(centre - zero, scale, affine == Affine::kOffset ? shift : 0.f)};
+}
+
+// One weight. Of symmetric ones `shift` is the mid code.
+__device__ __forceinline__ float weight_of(Affine affine, float q, float scale, float shift) {
+  return affine == Affine::kOffset ? q * scale + shift : (q - shift) * scale;
+}
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,125 @@
+// Weight formats: how packed words become what a main loop multiplies. Codes<format, bits, kind>,
+// one for each pair of a format and a kind of x: __half and __nv_bfloat16 (pairs, for mma), int8_t
+// (bytes, for the integer mma), float (one by one).
+//
+// A word holds codes of consecutive k, and an mma wants pairs. Masking a word gives pairs whose k
+// are half a word apart; which k sits in which slot does not matter as long as x is permuted alike,
+// so the weights stay in their natural order in memory, and no shuffle is needed.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "params.cuh"
+
+namespace jaxgemv::cuda {
+
+template <Format kFormat, int kBits, typename Kind>
+struct Codes;
+
+// Pairs in the halves of a register, as numbers of Kind times 1 / kWorth, less kCentre:
+//   pair(v)                 of the codes in the low bits of v's halves, with anything above
+//   product(word, p, half)  of product p = 0 .. kProducts - 1 of a word: registers half = 0, 1 of an
+//                           mma's A; its sums are worth worth(p)
+//   code(p, half, e)        the code of the word that is element e of such a register
+template <int kBits>
+struct WordPairs {
+  static constexpr int kWordCodes = 32 / kBits, kProducts = 8 / kBits;
+  static constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
+  static __device__ constexpr int code(int p, int half, int e) {
+    return p + half * (8 / kBits) + e * (16 / kBits);
+  }
+};
+
+// Masked bits, read as fp16, are subnormals: q * 2^-24, or 2^p more p bits up. That is exact, and
+// tensor cores multiply subnormals at full precision and speed.
+template <int kBits>
+struct Codes<Format::kAffine, kBits, __half> : WordPairs<kBits> {
+  using Pairs = WordPairs<kBits>;
+  static constexpr float kCentre = 0, kWorth = 0x1p24f;
+  static __device__ __forceinline__ uint32_t pair(uint32_t v) { return v & Pairs::kMask; }
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half) {
+    return (half ? word >> 8 : word) & Pairs::kMask << (kBits * p);
+  }
+  static __device__ constexpr float worth(int p) {
+    return kWorth / static_cast<float>(1 << (kBits * p));
+  }
+};
+
+__device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 d = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(d);
+}
+
+// bfloat16 has too few bits for that. 0x4300 | q is 128 + q: subtracting 128 + kCentre is exact.
+struct Bf16Worth {
+  static constexpr float kWorth = 1;
+  static __device__ constexpr float worth(int) { return 1; }
+};
+
+template <>
+struct Codes<Format::kAffine, 4, __nv_bfloat16> : WordPairs<4>, Bf16Worth {
+  static constexpr float kCentre = 8;
+  static __device__ __forceinline__ uint32_t pair(uint32_t v) {
+    return subtract((v & kMask) | 0x43004300u, 0x43084308u);
+  }
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half) {
+    return pair(word >> (4 * p + 8 * half));
+  }
+};
+
+// 128 + the low 7 bits, less 128 (0x4300) where the top bit is set and 256 (0x4380) where it is
+// not.
+template <>
+struct Codes<Format::kAffine, 8, __nv_bfloat16> : WordPairs<8>, Bf16Worth {
+  static constexpr float kCentre = 128;
+  static __device__ __forceinline__ uint32_t pair(uint32_t v) {
+    return subtract((v & 0x007f007fu) | 0x43004300u, (v & 0x00800080u) ^ 0x43804380u);
+  }
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int, int half) {
+    return pair(half ? word >> 8 : word);
+  }
+};
+
+// Four codes in the bytes of a register, times 2^(kBits * step); all steps of a word have all codes.
+template <int kBits>
+struct Codes<Format::kAffine, kBits, int8_t> {
+  static constexpr int kSteps = 8 / kBits;
+  static __device__ __forceinline__ uint32_t quad(uint32_t word, int step) {
+    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
+    return kBits == 8 ? word : word & kMask << (kBits * step);
+  }
+};
+
+// Code i of an octet; kMid is the zero point of weights that have no other.
+template <int kBits>
+struct Codes<Format::kAffine, kBits, float> {
+  static constexpr float kMid = mid_code(kBits);
+  __device__ __forceinline__ Codes(const Param&, Index) {}
+  __device__ __forceinline__ float value(uint64_t octet, int i) const {
+    return static_cast<float>(code_of<kBits>(octet, i));
+  }
+};
+
+// The bytes of an octet in the low bits of the result; `available` < kBits only at a row's end.
+template <int kBits>
+__device__ __forceinline__ uint64_t load_octet(const uint8_t* p, Index available, bool aligned) {
+  if constexpr (kBits % 4 == 0) {
+    if (aligned && available >= kBits) {
+      uint64_t octet = __ldg(reinterpret_cast<const uint32_t*>(p));
+      if (kBits == 8) octet |= uint64_t{__ldg(reinterpret_cast<const uint32_t*>(p) + 1)} << 32;
+      return octet;
+    }
+  }
+  uint64_t octet = 0;
+#pragma unroll
+  for (int i = 0; i < kBits; ++i)
+    if (i < available) octet |= uint64_t{__ldg(p + i)} << (8 * i);
+  return octet;
+}
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,59 @@
+// What becomes of the sums of a row of x and a row of the weights: bias, activation, residual, and
+// the store in y's dtype. All in float32, rounded once; every NaN gets through.
+#pragma once
+
+#include <cmath>
+
+#include "params.cuh"
+
+namespace jaxgemv::cuda {
+
+// What a kernel does besides the product and the bias: nothing, all that is behind it, or these and
+// the norm before it. The parts are looked at at run time, but kernels without any have no such
+// code.
+enum class Parts { kNone, kEpilogue, kNormAndEpilogue };
+
+struct Output {
+  void* y;
+  Dtype dtype;
+  Activation activation;
+  Param bias, residual;
+};
+
+JAXGEMV_HD Output output_of(const Problem& problem, const Operands& operands) {
+  return {operands.y, problem.y, problem.activation, operands.bias, operands.residual};
+}
+
+// The bias of row n of the weights; NaN for an index that is out of range.
+__device__ __forceinline__ float bias_of(const Output& output, bool exists, Index s, Index n) {
+  return !exists ? NAN : output.bias.data != nullptr ? load(output.bias, s, n, 0) : 0.f;
+}
+
+// Of a gated one, the function of its first half.
+__device__ __forceinline__ float activate(Activation activation, float v) {
+  switch (activation) {
+    case Activation::kNone: return v;
+    case Activation::kRelu: return v < 0 ? 0 : v;
+    case Activation::kSilu:
+    case Activation::kSwiglu: return v / (1 + expf(-v));
+    case Activation::kGelu:
+    case Activation::kGeglu:
+      return v * 0.5f * (1 + tanhf(0.7978845608028654f * (v + 0.044715f * (v * v * v))));
+    case Activation::kGeluExact: return v * 0.5f * erfcf(v * -0.7071067811865475f);
+  }
+  __builtin_unreachable();
+}
+
+// y[at] from the sum; `up`: of a gated activation, the sum of the second half.
+template <Parts kParts>
+__device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up = 1) {
+  if constexpr (kParts != Parts::kNone) {
+    sum = activate(output.activation, sum);
+    if (is_gated(output.activation)) sum *= up;
+    if (output.residual.data != nullptr)
+      sum += load(output.residual.data, output.residual.dtype, at);
+  }
+  store(output.y, output.dtype, at, sum);
+}
+
+}  // namespace jaxgemv::cuda

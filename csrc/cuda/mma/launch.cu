@@ -1,0 +1,126 @@
+// Chooses the variant of the mma kernel, and how many warps share K.
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+
+namespace mma {
+namespace {
+
+// Warps of a CTA: 8 finish a tile sooner, 4 let more tiles run at once. Each wave of CTAs costs its
+// rounds and about one more for its start and end. (On an H200, int4 M = 1, this picks the better
+// of the two for each shape of `python -m bench`; other counts were slower: docs/cuda-notes.md.)
+int choose_warps(const Device& device, Index tiles, Index rounds, int resident_warps) {
+  const auto cost = [&](int warps) {
+    const Index waves = ceil_div(tiles, Index{device.sms} * (resident_warps / warps));
+    return waves * (1 + ceil_div(rounds, warps));
+  };
+  return cost(4) < cost(8) ? 4 : 8;
+}
+
+Groups groups_of(const Problem& problem, const Operands& operands, Index chunk_k) {
+  const Param &scale = operands.scale, &shift = operands.shift;
+  if (problem.K % (kUnroll * chunk_k) != 0 || !is_wide(scale.dtype)) return Groups::kAny;
+  if (scale.g_stride == 0 && shift.g_stride == 0) return Groups::kOne;
+  const bool alike = scale.dtype == shift.dtype && scale.g_stride == shift.g_stride &&
+                     scale.n_stride == shift.n_stride && scale.stack_stride == shift.stack_stride;
+  if (!alike || size_of(scale.dtype) != 2) return Groups::kAny;
+  for (const Groups groups : {Groups::kChunks, Groups::kPairs}) {
+    const Index width = groups_in_round(groups);
+    if (problem.group * width == kUnroll * chunk_k &&
+        (scale.n_stride | scale.stack_stride) % width == 0 && is_aligned(scale.data, 2 * width) &&
+        is_aligned(shift.data, 2 * width))
+      return groups;
+  }
+  return Groups::kAny;
+}
+
+}  // namespace
+}  // namespace mma
+
+template <int kBits, typename X>
+struct Mma {
+  static constexpr KernelInfo kInfo{
+      "mma",
+      Format::kAffine,
+      kBits,
+      kDtypeOf<X>,
+      8 * mma::kMaxTilesM,
+      kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+
+  // 16-byte loads of the weights and of x, no group boundary inside a chunk, 32-bit m, n and k.
+  static bool supports(const Problem& problem, const Operands& operands, const Device&) {
+    return problem.K % (kChunkK / 4) == 0 && is_aligned(operands.packed, 16) &&
+           is_aligned(operands.x, 16) &&
+           (problem.group >= problem.K || problem.group % kChunkK == 0) &&
+           problem.M * problem.batch < (1 << 30) && problem.N < (1 << 30) && problem.K < (1 << 25);
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    const Call call{problem, operands, device, stream};
+    using mma::Groups;
+    const bool has_epilogue =
+        problem.activation != Activation::kNone || operands.residual.data != nullptr;
+    // Kernels with parts are for few rows, and for groups of any kind or one.
+    if (operands.norm.data != nullptr) return run_parts<Parts::kNormAndEpilogue>(call);
+    if (has_epilogue) return run_parts<Parts::kEpilogue>(call);
+    if (problem.M <= 8) return run_tiles<1>(call);
+    if (problem.M <= 16) return run_tiles<2>(call);
+    return run_tiles<mma::kMaxTilesM>(call);
+  }
+
+ private:
+  static constexpr Index kChunkK = 512 / kBits;
+
+  struct Call {
+    const Problem& problem;
+    const Operands& operands;
+    const Device& device;
+    cudaStream_t stream;
+  };
+
+  template <Parts kParts>
+  static cudaError_t run_parts(const Call& call) {
+    using mma::Groups;
+    const bool is_one = mma::groups_of(call.problem, call.operands, kChunkK) == Groups::kOne;
+    return is_one ? launch<1, true, Groups::kOne, kParts>(call)
+                  : launch<1, true, Groups::kAny, kParts>(call);
+  }
+
+  template <int kTilesM>
+  static cudaError_t run_tiles(const Call& call) {
+    using mma::Groups;
+    constexpr bool kMTiles = kTilesM == mma::kMaxTilesM;
+    switch (mma::groups_of(call.problem, call.operands, kChunkK)) {
+      case Groups::kAny: return launch<kTilesM, kMTiles, Groups::kAny, Parts::kNone>(call);
+      case Groups::kChunks: return launch<kTilesM, kMTiles, Groups::kChunks, Parts::kNone>(call);
+      case Groups::kPairs: return launch<kTilesM, kMTiles, Groups::kPairs, Parts::kNone>(call);
+      case Groups::kOne: return launch<kTilesM, kMTiles, Groups::kOne, Parts::kNone>(call);
+    }
+    return cudaErrorNotSupported;
+  }
+
+  template <int kTilesM, bool kMTiles, mma::Groups kGroups, Parts kParts>
+  static cudaError_t launch(const Call& call) {
+    const auto& [problem, operands, device, stream] = call;
+    const Index rows_n = is_gated(problem.activation) ? mma::kTileN / 2 : mma::kTileN;
+    const Index tiles = ceil_div(problem.M, 8 * kTilesM) * ceil_div(problem.y_width(), rows_n);
+    const Index rounds = ceil_div(problem.K, mma::kUnroll * kChunkK);
+    constexpr bool kTwice = kTilesM == 1 && kParts != Parts::kNormAndEpilogue;
+    constexpr int kResidentWarps = kTwice ? 16 : 8;  // of an SM, by their registers
+    const int warps = mma::choose_warps(device, tiles * problem.batch, rounds, kResidentWarps);
+    dim3 grid;
+    if (!make_grid(tiles, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
+    return launch_kernel(mma::gemv_mma<kBits, X, kTilesM, kMTiles, kGroups, kParts>,
+                         {grid, warps * 32}, device, stream, problem, operands);
+  }
+};
+
+Rows mma_rows() {
+  static constexpr Kernel kRows[] = {row<Mma<4, __half>>(), row<Mma<4, __nv_bfloat16>>(),
+                                     row<Mma<8, __half>>(), row<Mma<8, __nv_bfloat16>>()};
+  return kRows;
+}
+
+}  // namespace jaxgemv::cuda

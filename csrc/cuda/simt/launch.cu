@@ -1,0 +1,42 @@
+#include <utility>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+
+template <Format kFormat, int kBits, typename X>
+struct Simt {
+  static constexpr KernelInfo kInfo{
+      "simt",      kFormat,
+      kBits,       kDtypeOf<X>,
+      simt::kRows, kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+
+  static bool supports(const Problem&, const Operands&, const Device&) { return true; }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    const Index tiles =
+        ceil_div(problem.y_width(), simt::kWarps) * ceil_div(problem.M, simt::kRows);
+    dim3 grid;
+    if (!make_grid(tiles, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
+    return launch_kernel(simt::gemv_simt<kFormat, kBits, X>, {grid, simt::kWarps * 32}, device,
+                         stream, problem, operands);
+  }
+};
+
+// Of a width, for each dtype of x.
+template <Format kFormat, int kBits>
+inline constexpr Kernel kSimtRows[] = {row<Simt<kFormat, kBits, __half>>(),
+                                       row<Simt<kFormat, kBits, __nv_bfloat16>>(),
+                                       row<Simt<kFormat, kBits, float>>()};
+
+Rows simt_rows() {
+  static constexpr auto kRows = join(kSimtRows<Format::kAffine, 1>, kSimtRows<Format::kAffine, 2>,
+                                     kSimtRows<Format::kAffine, 3>, kSimtRows<Format::kAffine, 4>,
+                                     kSimtRows<Format::kAffine, 5>, kSimtRows<Format::kAffine, 6>,
+                                     kSimtRows<Format::kAffine, 7>, kSimtRows<Format::kAffine, 8>);
+  return kRows;
+}
+
+}  // namespace jaxgemv::cuda

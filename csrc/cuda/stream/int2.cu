@@ -1,0 +1,8 @@
+// The streaming kernel for 2 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_int2() { return kStreamRows<2>; }
+
+}  // namespace jaxgemv::cuda

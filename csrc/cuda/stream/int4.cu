@@ -1,0 +1,8 @@
+// The streaming kernel for 4 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_int4() { return kStreamRows<4>; }
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,8 @@
+// The streaming kernel for 8 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_int8() { return kStreamRows<8>; }
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,250 @@
+// The kernel for few rows of x: each warp streams its part of the weights through a ring of its own
+// in shared memory, and keeps its part of x in registers for all the weights that its CTA meets.
+//
+// Work is cut three ways. A CTA computes a run of rows of the weights, in tiles of 16, of which the
+// last begins 16 rows before the end and computes some rows again. A slice of K is a span of a row
+// for each of its warps; the CTA goes through its tiles once for each slice. A span is a few
+// blocks, each inside one group, so that scale and zero are two fp32 terms:
+//   y += f * dot(q, x) + c * sum(x).
+// What a warp adds to a row are partial sums in shared memory of its own; in the end those of all
+// warps are added in a fixed order.
+//
+// Memory answers in the order in which it is asked, and with 64 KB in flight an answer takes
+// microseconds. So x is asked for before the first weights, and scales travel with the weights.
+#pragma once
+
+#include <array>
+#include <cmath>
+
+#include "pipeline.cuh"
+#include "x_fp16.cuh"
+#include "x_int8.cuh"
+
+namespace jaxgemv::cuda {
+
+namespace stream {
+
+// A warp's span of a row, and how many warps have registers enough for their x.
+template <int kBits, int kRows, int kLaneWords, Parts kParts>
+struct SpanShape {
+  // Many rows of x with a norm have twice the operands.
+  static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
+  // With 8-bit codes, 256 bytes are two groups of 128. With 4-bit ones they are faster for one row
+  // of x, and slower for two (H200).
+  static constexpr int kSpanBytes = kBits == 8 || (kBits == 4 && kRows == 1) ? 256 : 128;
+  // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
+  // architecture. Fewer words are more blocks and sums.
+  using Warps = std::array<int, 3>;
+  static constexpr bool kPlain = kParts == Parts::kNone;
+  static constexpr Warps kWarps = kRows <= 2 ? (kBits == 4   ? Warps{8, kPlain ? 16 : 12, 16}
+                                                : kBits == 8 ? Warps{12, 12, 16}
+                                                : kPlain     ? Warps{12, 16, 16}
+                                                             : Warps{8, 16, 16})
+                                  : kBits != 4 || kTwice ? Warps{8, 8, 8}
+                                  : kRows == 8           ? Warps{8, 12, 16}
+                                                         : Warps{8, 8, kPlain ? 12 : 8};
+  static constexpr int kMaxWarps = kWarps[kLaneWords / 2];
+};
+
+// x in registers: one or two rows as bytes, more as fp16.
+template <int kBits, typename X, int kRows, int kSpanBytes, int kLaneWords, Parts kParts>
+using Span = std::conditional_t<
+    kRows <= 2, XInt8<kBits, X, kRows, kSpanBytes, kLaneWords, kParts == Parts::kNormAndEpilogue>,
+    std::conditional_t<kParts == Parts::kNormAndEpilogue,
+                       XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
+                       XFp16<kBits, X, kRows, kSpanBytes, kLaneWords>>>;
+
+// Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
+template <Scales kScales, int kSpanBytes, int kLaneWords, typename Span>
+__device__ __forceinline__ void multiply(const uint8_t* weights, const float2* terms,
+                                         const Span& xs, float (&y)[Span::kResults]) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < Span::kBlocks; ++i) {
+    uint32_t w[2][kLaneWords];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      load_shared<kLaneWords>(
+          w[r], weights + (g + 8 * r) * kSpanBytes + ((i * 4 + t) * 4 * kLaneWords ^ g % 2 * 64));
+    float v[Span::kResults];
+    xs.dot(w, i, v);
+    float2 term[2] = {{1, 0}, {1, 0}};
+    if constexpr (kScales == Scales::kByBlock) {
+      if (i == 0) __syncwarp();  // for the terms, as late as possible
+      term[0] = terms[g * Span::kBlocks + i], term[1] = terms[(g + 8) * Span::kBlocks + i];
+    }
+#pragma unroll
+    for (int e = 0; e < Span::kResults; ++e) {
+      const float2 of = term[Span::row(e)];
+      if constexpr (kScales == Scales::kByBlock) y[e] = fmaf(of.y, xs.sum_of(e, i), y[e]);
+      y[e] = fmaf(of.x, v[e], y[e]);
+    }
+  }
+}
+
+// kMTiles: the rows of x may be more than kRows.
+template <int kBits, typename X, int kRows, bool kMTiles, Scales kScales, int kLaneWords,
+          Parts kParts>
+__global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::kMaxWarps * 32, 1)
+    gemv_stream(const Params params) {
+  using Shape = SpanShape<kBits, kRows, kLaneWords, kParts>;
+  constexpr int kSpanBytes = Shape::kSpanBytes;
+  using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
+  using Copies = Pipeline<kScales, kSpanBytes, Span::kBlocks, kParts>;
+  using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks>;
+  constexpr bool kByBlock = kScales == Scales::kByBlock;
+  constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
+  constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
+  extern __shared__ __align__(128) uint8_t shared[];
+
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
+  const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
+  const int M = kMTiles ? min(params.M - m0, kRows) : params.M;  // rows of x of this CTA
+  const Tiling<kParts> tiling{params};
+  const int first_row = cta * params.rows_a_cta + min(cta, params.more);
+  const int last_tile =  // its first row
+      first_row + params.rows_a_cta + (cta < params.more) - tiling.step();
+  const int x_bytes = M * Span::kRowBytes;
+  uint8_t* const x_place = shared + warps * Memory::kBytes;
+  uint8_t* const x = x_place + warp * x_bytes;
+  const auto ask = [&](int slice) {
+    // Read again: nothing of this is kept through the loops, where registers are few.
+    uint32_t thread, y;
+    asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
+    const int first = (slice * warps + static_cast<int>(thread / 32)) * Span::kSpanK;
+    Span::ask(static_cast<const X*>(params.x) + (Index{y} * params.M + m0) * params.K, M, params.K,
+              first, shared + warps * Memory::kBytes + thread / 32 * x_bytes);
+  };
+  ask(0);
+  commit_copies();
+  // The matrix of the stack; a negative index is a large one.
+  uint32_t s = 0;
+  if (params.index != nullptr) s = static_cast<uint32_t>(params.index[blockIdx.y]);
+  const bool exists = s < params.stack;
+  // Of a slice: how many k of this warp's span there are, and norm from the first on.
+  const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
+  if (kNormed && exists)
+    NormValues(params.norm, s, first_k(0))
+        .prefetch(lane * (Span::kSpanK / 32), params.K - first_k(0) - lane * (Span::kSpanK / 32));
+
+  uint8_t* const ring = shared + warp * Memory::kBytes;
+  float2* const terms = reinterpret_cast<float2*>(ring + Memory::kTerms);
+  // Partial sums have columns for all rows of x; behind the rows of the weights lies sum(x), and
+  // with a norm the sum of its squares.
+  float2* const partials = reinterpret_cast<float2*>(x_place + warps * x_bytes);
+  const int columns = ceil_div(M, Span::kRowsAColumn), sum_row = params.block_tiles * kTileN,
+            column_size = sum_row + 4;
+  const int partial_size = columns * column_size;
+  Span xs;
+
+  for (int block = 0; block < params.tiles; block += params.block_tiles) {
+    const int tiles = min(params.block_tiles, params.tiles - block);
+    const auto row_of = [&](int tile) {
+      return min(first_row + (block + tile) * tiling.step(), last_tile);
+    };
+    const auto row_term = [&](int n) {
+      return terms_of(params.affine, load_scale(params.scale, s, n, 0),
+                      load_scale(params.shift, s, n, 0), mid_code(kBits), 0);
+    };
+    // At the end, 16 threads finish a column of a tile: this is the first tile of theirs.
+    const int first_i = threadIdx.x / 16;
+    float2 term{};
+    if (exists) {
+      if (kTermsEarly && first_i < tiles * columns)
+        term = row_term(row_of(first_i / columns) + lane % 16 + tiling.extra(lane % 16));
+      Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
+#pragma unroll 1
+      for (int i = 0; i < kStages - 1; ++i) copies.next();
+      for (int slice = 0; slice < params.slices; ++slice) {
+        if (params.slices > 1 || block == 0) {
+          // It came with the first tile of the slice before.
+          if (tiles < kStages)
+            wait_copies<0>();
+          else
+            wait_copies<kStages - 1>();
+          __syncwarp();
+          const float2 squares =
+              xs.take(M, x, NormValues(params.norm, s, first_k(slice)), params.K - first_k(slice));
+          if constexpr (kNormed)
+            if (lane < 4)
+              xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, M,
+                             slice > 0, squares);
+          __syncwarp();
+          const int next = slice + 1 < params.slices ? slice + 1 : 0;
+          if (params.slices > 1 && (next > 0 || block + tiles < params.tiles)) ask(next);
+        }
+        float2* to = partials + (warp * partial_size + lane / 4);
+        if (!kByBlock && lane < 4) {
+          float sums[Span::kResults] = {};
+#pragma unroll
+          for (int e = 0; e < Span::kResults; ++e)
+#pragma unroll
+            for (int i = 0; i < Span::kBlocks; ++i) sums[e] += xs.sum_of(e, i);
+          xs.add(to + sum_row, column_size, M, slice > 0, sums, false);
+        }
+        for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
+          copies.next();
+          wait_copies<kStages - 1>();
+          __syncwarp();
+          const uint8_t* const weights = ring + copies.stage;
+          if constexpr (kByBlock)
+            make_terms<kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes, terms);
+          float y[Span::kResults] = {};
+          multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          __syncwarp();
+          xs.add(to, column_size, M, slice > 0, y, true);
+        }
+      }
+    }
+
+    __syncthreads();
+    for (int i = first_i; i < tiles * columns; i += warps * 2) {
+      const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
+      const int first = row_of(tile), n = first + lane % 16 + tiling.extra(lane % 16);
+      const float2* from = partials + column * column_size;
+      float2 sum{}, sum_x{}, squares{};
+#pragma unroll 4
+      for (int w = 0; w < warps; ++w, from += partial_size) {
+        const float2 v = from[tile * kTileN + lane % 16];
+        sum.x += v.x, sum.y += v.y;
+        if constexpr (!kByBlock) sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
+        if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
+      }
+      if (!kByBlock && exists) {
+        if (!kTermsEarly || i > first_i) term = row_term(n);
+        sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
+      }
+      if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
+      if (kNormed && params.norm.data != nullptr) {
+        sum.x *= norm_factor(squares.x, params.K, params.eps);
+        sum.y *= norm_factor(squares.y, params.K, params.eps);
+      }
+      const float bias = bias_of(params.output, exists, s, n);
+      sum.x += bias, sum.y += bias;
+      float2 up{1, 1};
+      bool is_first = true;  // half of the tile, and no row that another tile has finished
+      int to = n, width = params.N;
+      if constexpr (kParts != Parts::kNone) {
+        to = first + lane % tiling.step(),
+        is_first = to >= first_row + (block + tile) * tiling.step();
+        if (is_gated(params.output.activation)) {
+          const unsigned both = 0xffffu << (lane & 16);
+          up = {__shfl_xor_sync(both, sum.x, 8), __shfl_xor_sync(both, sum.y, 8)};
+          is_first &= lane % 16 < 8, width /= 2;
+        }
+        if (!is_first) continue;
+      }
+      const int m = m0 + column * Span::kRowsAColumn;
+      const Index at = (Index{blockIdx.y} * params.M + m) * width + to;
+      finish<kParts>(params.output, at, sum.x, up.x);
+      if (Span::kRowsAColumn > 1 && m + 1 < m0 + M)
+        finish<kParts>(params.output, at + width, sum.y, up.y);
+    }
+    if (block + tiles < params.tiles) __syncthreads();
+  }
+}
+
+}  // namespace stream
+
+}  // namespace jaxgemv::cuda

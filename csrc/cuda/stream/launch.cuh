@@ -1,0 +1,178 @@
+// Chooses the variant of the streaming kernel and lays out its work.
+#pragma once
+
+#include <algorithm>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+
+template <int kBits, typename X>
+struct Stream {
+  static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
+  static constexpr KernelInfo kInfo{
+      "stream", Format::kAffine,
+      kBits,    kDtypeOf<X>,
+      kMaxRows, kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+
+  // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
+  static bool supports(const Problem& problem, const Operands& operands, const Device&) {
+    return problem.M <= kMostRows && problem.N >= stream::kTileN && problem.N < (1 << 30) &&
+           problem.K < (1 << 25) && problem.K * kBits % 128 == 0 &&
+           is_aligned(operands.packed, 16) && is_aligned(operands.x, 16) &&
+           find_scales(problem, operands).found;
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    const Call call{problem, operands, device, stream, find_scales(problem, operands)};
+    const auto run_blocks = [&]<int kLaneWords>(std::integral_constant<int, kLaneWords>) {
+      return run_parts<Scales::kByBlock, kLaneWords>(call);
+    };
+    const int lane_words = call.found.lane_words;
+    if (lane_words == 0) return run_parts<Scales::kByRow, 4>(call);
+    if constexpr (kBits < 8)
+      if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
+    if (lane_words == 2) return run_blocks(std::integral_constant<int, 2>{});
+    return run_blocks(std::integral_constant<int, 4>{});
+  }
+
+ private:
+  using Scales = stream::Scales;
+  // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
+  // Only kernels for 8 rows can do that.
+  static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
+  static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
+
+  // Blocks of one word a lane are too many for more rows.
+  static constexpr int max_rows(int lane_words) { return lane_words == 1 ? 8 : kMaxRows; }
+
+  // Rows of x that share a read with a norm, where there are more than two: as registers allow.
+  template <int kLaneWords>
+  static constexpr int kNormedRows = (kBits == 4 ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
+
+  // lane_words: 0 for one scale a row, else a lane's share of a block; a group is 2^group_log
+  // blocks.
+  struct Found {
+    bool found = false;
+    int lane_words = 0, group_log = 0;
+  };
+
+  struct Call {
+    const Problem& problem;
+    const Operands& operands;
+    const Device& device;
+    cudaStream_t stream;
+    Found found;
+  };
+
+  static Found find_scales(const Problem& problem, const Operands& operands) {
+    const Param &scale = operands.scale, &shift = operands.shift;
+    if (scale.g_stride == 0 && shift.g_stride == 0) return {true};
+    const auto suits = [](const Param& p) {
+      return size_of(p.dtype) == 2 && p.g_stride == 1 && p.n_stride % 2 == 0 &&
+             p.stack_stride % 2 == 0 && is_aligned(p.data, 4);
+    };
+    if (!suits(scale) || !suits(shift) || scale.n_stride != shift.n_stride ||
+        problem.N * scale.n_stride >= (1 << 30))
+      return {};
+    for (const int lane_words : {4, 2, 1}) {
+      if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
+      const Index block = lane_words * 128 / kBits;
+      const Index blocks =
+          stream::SpanShape<kBits, 8, 4, Parts::kNone>::kSpanBytes / (16 * lane_words);
+      // A span has two groups or more.
+      for (int log = 0; blocks >> log >= 2; ++log)
+        if (problem.group == block << log)
+          return {kMostRows > kMaxRows || problem.M <= max_rows(lane_words), lane_words, log};
+    }
+    return {};
+  }
+
+  // Few rows have one kernel for all parts, many have one more for the norm.
+  template <Scales kScales, int kLaneWords>
+  static cudaError_t run_parts(const Call& call) {
+    const auto& [problem, operands, device, stream, found] = call;
+    if (operands.norm.data != nullptr && problem.M > 2)
+      return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
+    const bool is_plain = problem.activation == Activation::kNone &&
+                          operands.residual.data == nullptr && operands.norm.data == nullptr;
+    if (is_plain) return run_rows<kScales, kLaneWords, Parts::kNone>(call);
+    return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+  }
+
+  template <Scales kScales, int kLaneWords, Parts kParts>
+  static cudaError_t run_rows(const Call& call) {
+    constexpr Parts kFew = kParts == Parts::kNone ? kParts : Parts::kNormAndEpilogue;
+    const Index M = call.problem.M;
+    // Only with 4 bits does one row have a kernel of its own.
+    if (kBits == 4 && M == 1) return launch<kBits == 4 ? 1 : 2, kScales, kLaneWords, kFew>(call);
+    if (M <= 2) return launch<2, kScales, kLaneWords, kFew>(call);
+    if (M <= 8 || max_rows(kLaneWords) == 8) return launch<8, kScales, kLaneWords, kParts>(call);
+    return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
+  }
+
+  template <int kRows, Scales kScales, int kLaneWords, Parts kParts>
+  static cudaError_t launch(const Call& call) {
+    const auto& [problem, operands, device, stream, found] = call;
+    using Shape = stream::SpanShape<kBits, kRows, kLaneWords, kParts>;
+    constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
+    constexpr int kRingBytes = stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
+    using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
+    constexpr bool kMTiles = kParts == Parts::kNormAndEpilogue ? kRows == kNormedRows<kLaneWords>
+                                                               : kRows == 8 && kMostRows > kMaxRows;
+    const auto kernel = stream::gemv_stream<kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;
+
+    stream::Params params{};
+    params.packed = operands.packed, params.x = operands.x, params.index = operands.index;
+    params.M = static_cast<int>(problem.M), params.N = static_cast<int>(problem.N);
+    params.K = static_cast<int>(problem.K), params.row_bytes = params.K / 8 * kBits;
+    params.group_log = found.group_log;
+    params.scale_row = 2 * static_cast<int>(operands.scale.n_stride);
+    params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
+    params.scale = operands.scale, params.shift = operands.shift;
+    params.packed_stack_stride = operands.packed_stack_stride;
+    params.output = output_of(problem, operands);
+    params.norm = operands.norm, params.eps = problem.eps;
+
+    // Tiles of a gated activation have half as many rows, pairs of them.
+    const bool gated = is_gated(problem.activation);
+    const int N = gated ? params.N / 2 : params.N, tile = stream::kTileN / (gated ? 2 : 1);
+    params.tile_step = tile, params.tile_apart = gated ? N : stream::kTileN / 2;
+    // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
+    // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
+    const int rows = std::min(params.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);
+    const int column_bytes = columns * 8, warp_bytes = kRingBytes + rows * Span::kRowBytes;
+    // At the least, there is room for a tile and the sums of x.
+    const int least_bytes = warp_bytes + (stream::kTileN + 4) * column_bytes;
+    const int most_warps =
+        std::min(Shape::kMaxWarps, (device.shared_bytes - kReserved) / least_bytes);
+    const int spans = (params.row_bytes + kSpanBytes - 1) / kSpanBytes;
+    params.slices = (spans + most_warps - 1) / most_warps;
+    const int warps = (spans + params.slices - 1) / params.slices;
+    // A CTA prepares x anew, so where 8 warps an SM are reached, more CTAs must have 96 rows each
+    // (H200, int2, M = 1, the shapes of docs/cuda-notes.md: 72 rows are slower, 108 faster).
+    const int ctas_an_sm =
+        std::min({std::max({params.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps,
+                  device.shared_bytes / (kReserved + warps * least_bytes)});
+    params.m_tiles = (params.M + kRows - 1) / kRows;
+    const int ctas = std::min(N / tile, std::max(device.sms * ctas_an_sm / params.m_tiles, 1));
+    params.rows_a_cta = N / ctas, params.more = N % ctas;
+    params.tiles = (params.rows_a_cta + (params.more > 0) + tile - 1) / tile;
+    const int room = device.shared_bytes / ctas_an_sm - kReserved - warps * warp_bytes;
+    params.block_tiles =
+        std::min((room / (warps * column_bytes) - 4) / stream::kTileN, params.tiles);
+    const int bytes =
+        warps * (warp_bytes + (params.block_tiles * stream::kTileN + 4) * column_bytes);
+    const dim3 grid(static_cast<unsigned>(ctas * params.m_tiles),
+                    static_cast<unsigned>(problem.batch));
+    return launch_kernel(kernel, {grid, warps * 32, bytes}, device, stream, params);
+  }
+};
+
+template <int kBits>
+inline constexpr Kernel kStreamRows[] = {row<Stream<kBits, __half>>(),
+                                         row<Stream<kBits, __nv_bfloat16>>()};
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,322 @@
+// More than two rows of x as operand B of mma.m16n8k16, and the weights that meet them.
+//
+// A step p of k16 takes Codes<.., __half>::product(word, p, ..) of a row: codes as fp16 subnormals,
+// q * 2^(bits * p - 24).
+//
+// float16 x only changes its order. bfloat16 x becomes fp16 by a power of two for each span of a
+// row of x, which brings the span's largest element to just under 2^15: elements down to 2^-29 of
+// it stay exact, smaller ones are off by 2^-40 of it at most. The factor 2^(bits * p) of step p is
+// then divided out of x, so that all steps add up. Sums of x are products with codes of one.
+//
+// With a norm, x * norm becomes the sum of two fp16 in the same way, 22 bits, which are two rows.
+#pragma once
+
+#include "../common/codes.cuh"
+#include "../common/norm.cuh"
+#include "../common/ptx.cuh"
+
+namespace jaxgemv::cuda::stream {
+
+__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// Of pairs of x, the bits of the largest magnitude.
+template <int kPairs>
+__device__ __forceinline__ uint32_t largest_of(const uint32_t (&pairs)[kPairs]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (const uint32_t pair : pairs) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
+  return max(largest & 0xffffu, largest >> 16);
+}
+
+// The exponent s for which 2^s brings numbers with these magnitude bits, and smaller ones, to just
+// under 2^log.
+template <typename X>
+__device__ __forceinline__ int normal_exponent(uint32_t bits, int log) {
+  // A number is under 2^(biased + 1 - bias).
+  if constexpr (std::is_same_v<X, __half>) return log + 14 - static_cast<int>(bits >> 10);
+  return min(log + 126 - static_cast<int>(bits >> (std::is_same_v<X, float> ? 23 : 7)), 126);
+}
+
+__device__ __forceinline__ uint32_t half_pair(float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(v);
+}
+
+// Up to kRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words.
+template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
+class XFp16 {
+  using C = Codes<Format::kAffine, kBits, __half>;
+  static constexpr int kSteps = C::kProducts;  // of a word
+  static constexpr int kShare =
+      kLaneWords * C::kWordCodes / 8;                // 16-byte pieces of a block for a lane
+  static constexpr int kColumnTiles = kMaxRows / 8;  // of an mma's 8 columns
+  // Four places in a word would need as many accumulators, so they are divided out of x too.
+  static constexpr bool kScaled = !std::is_same_v<X, __half> || kBits == 2;
+  static_assert(kShare >= 1);
+
+ public:
+  static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
+  static constexpr int kRows = kMaxRows, kRowsAColumn = 2;
+  static constexpr int kRowBytes = 2 * kSpanK;  // of shared memory
+  // Results of a lane: 4 c + 2 r + e is row g + 8 r of the weights, row 8 c + 2 t + e of x.
+  static constexpr int kResults = 4 * kColumnTiles;
+
+  // Starts the copy of the span that begins at k0; zeros past K.
+  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      if (m >= rows) break;
+#pragma unroll
+      for (int j = 0; j < kSpanK / 256; ++j) {
+        const int piece = lane_id() + 32 * j, k = k0 + 8 * piece;
+        copy_or_zeros<16>(staged + place(m, piece), x + (m * Index{K} + k), k < K);
+      }
+    }
+  }
+
+  // Turns what this warp's copies have brought into operands.
+  __device__ __forceinline__ float2 take(int rows, const uint8_t* staged, const NormValues&, int) {
+    // Rows past the last one repeat it and are not stored.
+    take_rows(staged, [&](int c, int g) { return min(8 * c + g, rows - 1); });
+    return {};
+  }
+
+  // A tile's products with block i.
+  __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
+                                      float (&v)[kResults]) const {
+    // Accumulators: one for each step of a word, or two that take turns, because an mma waits for
+    // the one before it.
+    constexpr float kWorth = kScaled ? 1 : C::worth(kSteps - 1) / C::kWorth;
+    float sums[kColumnTiles][2][4] = {};
+#pragma unroll
+    for (int j = 0; j < kLaneWords; ++j)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int c = 0; c < kColumnTiles; ++c)
+          mma_m16n8k16<__half>(sums[c][(j * kSteps + step) % 2], C::product(w[0][j], step, 0),
+                               C::product(w[1][j], step, 0), C::product(w[0][j], step, 1),
+                               C::product(w[1][j], step, 1), b[c][i][j][step]);
+#pragma unroll
+    for (int e = 0; e < kResults; ++e)
+      v[e] = fmaf(kWorth, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
+  }
+
+  // For result e: which of the rows g and g + 8 of the weights, and x's sum over block i.
+  static __device__ constexpr int row(int e) { return e / 2 % 2; }
+  __device__ __forceinline__ float sum_of(int e, int i) const { return sum[e / 4][i][e % 2]; }
+
+  // Adds results to partial sums, at row g of the weights.
+  __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
+                                      const float (&v)[kResults], bool both_rows) const {
+    const int t = lane_id() % 4;
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c)
+      if (8 * c + 2 * t < rows)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (r > 0 && !both_rows) break;
+          float2& at = to[(4 * c + t) * column_size + 8 * r];
+          const float2 before = more ? at : float2{};
+          at = {fmaf(power[c][0], v[4 * c + 2 * r], before.x),
+                fmaf(power[c][1], v[4 * c + 2 * r + 1], before.y)};
+        }
+  }
+
+ protected:
+  // row_of(c, g): the staged row that is column g of tile c.
+  template <typename RowOf>
+  __device__ __forceinline__ void take_rows(const uint8_t* staged, RowOf row_of) {
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c) {
+      const int m = row_of(c, lane_id() / 4);
+      uint32_t raw[kBlocks * kShare * 4];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+        for (int j = 0; j < kShare; ++j)
+          load_shared<4>(raw + (i * kShare + j) * 4,
+                         staged + place(m, (i * 4 + lane_id() % 4) * kShare + j));
+      float scale = 1;
+      power[c][0] = power[c][1] = 0x1p24f;
+      if constexpr (kScaled) {
+        uint32_t largest = largest_of(raw);
+#pragma unroll
+        for (int i = 1; i < 4; i *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, i));
+        const int exponent = normal_exponent<X>(largest, 15);
+        scale = power_of_two(exponent);
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          power[c][e] *= power_of_two(-__shfl_sync(~0u, exponent, 8 * (lane_id() % 4) + 4 * e));
+      }
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        float of_block[4] = {};
+#pragma unroll
+        for (int j = 0; j < kLaneWords; ++j)
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            const uint32_t* const word = raw + (i * kLaneWords + j) * C::kWordCodes / 2;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              b[c][i][j][step][half] = operand(word, step, half, scale);
+            const uint32_t ones = 0x00010001u << (kScaled ? kBits * step : 0);
+            mma_m16n8k16<__half>(of_block, ones, ones, ones, ones, b[c][i][j][step]);
+          }
+        sum[c][i][0] = of_block[0], sum[c][i][1] = of_block[1];
+      }
+    }
+  }
+
+  // Of rows 8 c + 2 t and the next of x: what all is to be multiplied with.
+  float power[kColumnTiles][2];
+
+  // Where a 16-byte piece of row m lies. Eight lanes that load together, of two rows and all
+  // shares, find theirs in different banks. (Padding for the second would do too, but copies that
+  // do not begin at a multiple of 128 bytes are slow.)
+  static __device__ __forceinline__ int place(int m, int piece) {
+    constexpr int kOdd = kShare == 4 ? 2 : kShare == 2 ? 1 : 4;
+    return m * 2 * kSpanK + (piece ^ (piece >> 3 & 3) ^ m % 2 * kOdd) * 16;
+  }
+
+ private:
+  // Lane (g, t) = (lane / 4, lane % 4) has row 8 c + g of x and words t * kLaneWords .. of each
+  // block.
+  uint32_t b[kColumnTiles][kBlocks][kLaneWords][kSteps][2];
+  // Of rows 8 c + 2 t and the next of x: the sums over the blocks.
+  float sum[kColumnTiles][kBlocks][2];
+
+  // What meets register `half` of a step, from a word's x in pairs.
+  static __device__ __forceinline__ uint32_t operand(const uint32_t* pairs, int step, int half,
+                                                     float scale) {
+    const int low = C::code(step, half, 0), high = C::code(step, half, 1);
+    const bool odd = low % 2;  // high is alike
+    if constexpr (!kScaled)
+      return __byte_perm(pairs[low / 2], pairs[high / 2], odd ? 0x7632 : 0x5410);
+    const auto value = [&](uint32_t pair) {
+      return float_of_bits(odd ? pair >> 16 : pair & 0xffffu, kDtypeOf<X>) *
+             (scale * (C::worth(step) / C::kWorth));
+    };
+    return half_pair(value(pairs[low / 2]), value(pairs[high / 2]));
+  }
+};
+
+// Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
+// of the halves of one.
+template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
+class XNormed : public XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords> {
+  using Base = XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords>;
+  static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
+
+ public:
+  static constexpr int kRows = kMaxRows, kRowBytes = 2 * Base::kRowBytes;
+  using Base::kResults, Base::kSpanK;
+
+  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
+    static_assert(sizeof(X) == sizeof(__half));
+    Base::ask(reinterpret_cast<const __half*>(x), rows, K, k0, staged);
+  }
+
+  // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
+  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
+                                         int count) {
+    const int t = lane_id() % 4;
+    float factor[2] = {1, 1}, squares[2] = {};
+#pragma unroll 1
+    for (int m = 0; m < rows; ++m) {
+      float of_row = 0;
+      const float worth = split(m, rows + m, staged, norm, count, of_row);
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (m == (2 * t + e) % kRows) factor[e] = worth, squares[e] = of_row;
+    }
+    __syncwarp();
+    this->take_rows(staged, [&](int c, int g) {
+      return (kTiles == 2 ? c : g / kRows) * rows + min(g % kRows, rows - 1);
+    });
+#pragma unroll
+    for (int c = 0; c < kTiles; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) this->power[c][e] *= factor[e];
+    return {squares[0], squares[1]};
+  }
+
+  __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
+                                      const float (&v)[kResults], bool both_rows) const {
+    const int t = lane_id() % 4;
+    const bool is_mine = t < kRows / 2 && 2 * t < rows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (r > 0 && !both_rows) break;
+      float sum[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int c = 0; c < kTiles; ++c)
+          sum[e] = fmaf(this->power[c][e], v[4 * c + 2 * r + e], sum[e]);
+        if (kTiles == 1) sum[e] += __shfl_xor_sync(both_rows ? ~0u : 15u, sum[e], 2);
+      }
+      if (!is_mine) continue;
+      float2& at = to[t * column_size + 8 * r];
+      at = more ? float2{at.x + sum[0], at.y + sum[1]} : float2{sum[0], sum[1]};
+    }
+  }
+
+  static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
+                                                     bool more, float2 squares) {
+    const int t = lane_id() % 4;
+    if (t >= kRows / 2 || 2 * t >= rows) return;
+    float2& at = to[t * column_size];
+    at = more ? float2{at.x + squares.x, at.y + squares.y} : squares;
+  }
+
+ private:
+  // Row m of what is staged becomes x * norm in fp16, and row `rest` what is missing from it, by a
+  // power of two. Returns the inverse of that.
+  static __device__ __forceinline__ float split(int m, int rest, uint8_t* staged,
+                                                const NormValues& norm, int count, float& squares) {
+    constexpr int kPieces = kSpanK / 256;
+    float v[kPieces][8];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      const int piece = lane_id() + 32 * j;
+      uint32_t raw[4];
+      load_shared<4>(raw, staged + Base::place(m, piece));
+      if (8 * piece < count) norm.load(v[j], 8 * piece);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t bits = i % 2 ? raw[i / 2] >> 16 : raw[i / 2] & 0xffffu;
+        const float x = float_of_bits(bits, kDtypeOf<X>);
+        squares = fmaf(x, x, squares);
+        v[j][i] = 8 * piece < count ? v[j][i] * x : 0.f;
+        largest = max(largest, __float_as_uint(v[j][i]) & 0x7fffffffu);
+      }
+    }
+    largest = __reduce_max_sync(~0u, largest);
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
+    const int exponent = normal_exponent<float>(largest, 15);
+    const float scale = power_of_two(exponent);
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      uint32_t high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float a = v[j][2 * i] * scale, b = v[j][2 * i + 1] * scale;
+        high[i] = half_pair(a, b);
+        const float2 back = __half22float2(reinterpret_cast<const __half2&>(high[i]));
+        low[i] = half_pair(a - back.x, b - back.y);
+      }
+      store_shared16(staged + Base::place(m, lane_id() + 32 * j), high);
+      store_shared16(staged + Base::place(rest, lane_id() + 32 * j), low);
+    }
+    return largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
+  }
+};
+
+}  // namespace jaxgemv::cuda::stream
