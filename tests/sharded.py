@@ -6,6 +6,7 @@ from math import prod
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Case, make
@@ -32,6 +33,13 @@ LAYOUTS = {
     # x has to be gathered, the weight has not.
     "x against columns": ((None, "model"), ("model", None), (None, "model"), {"all-gather": 1}),
 }
+
+# The reference is cut by XLA, and by us only under Explicit axes; one layout of each kind.
+every_layout = pytest.mark.parametrize(
+    ("implementation", "layout"),
+    [*(("cpu", layout) for layout in LAYOUTS), ("xla", "rows"), ("xla", "data and columns"), ("xla", "both")],
+    indirect=["implementation"],
+)
 
 # The collectives of the gradient with respect to x: N and K change places.
 GRADIENTS = {layout: {"all-reduce": 1} if w[0] else {} for layout, (_, w, _, _) in LAYOUTS.items()}

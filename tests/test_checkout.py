@@ -34,6 +34,9 @@ WAYS = {
 }
 
 
+HELPERS = ("conftest", "kernels", "problems")  # what collecting tests imports
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """A copy, with one test that says what it imports."""
@@ -43,7 +46,7 @@ def checkout(tmp_path):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     (folder / "csrc").mkdir()
     (folder / "tests").mkdir()
-    for name in ("conftest.py", "pyproject.toml", "tests/conftest.py"):
+    for name in ("conftest.py", "pyproject.toml", *(f"tests/{helper}.py" for helper in HELPERS)):
         shutil.copy(ROOT / name, folder / name)
     test = f"def test(capsys):\n    import jaxgemv._cpu\n    {WHERE}\n    raise SystemExit(capsys.readouterr().out)\n"
     (folder / "tests/test_where.py").write_text(test)

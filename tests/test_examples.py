@@ -1,5 +1,6 @@
 """The examples, end to end: a model writes text, int4 costs it little, adapters improve it, experts are found."""
 
+import dataclasses
 import importlib
 import re
 import sys
@@ -23,8 +24,15 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are 
 def example(monkeypatch, capsys):
     """load(name) imports an example; run(it, *options) is what it prints. On less text than it reads by itself."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    corpus = importlib.import_module("corpus")
+    corpus, model = map(importlib.import_module, ("corpus", "model"))
     monkeypatch.setattr(corpus, "held_out_windows", partial(corpus.held_out_windows, per_module=1))
+    load = model.load
+
+    def with_short_windows(path):
+        params, config = load(path)
+        return params, dataclasses.replace(config, context=128)
+
+    monkeypatch.setattr(model, "load", with_short_windows)
 
     def run(module, *options: str) -> str:
         monkeypatch.setattr(sys, "argv", [module.__name__, *options])
@@ -37,6 +45,7 @@ def example(monkeypatch, capsys):
 def test_llama(example, monkeypatch):
     load, run = example
     llama = load("llama")
+    monkeypatch.setattr(llama, "STRIDE", 64)
     speed = llama.tokens_per_second
     monkeypatch.setattr(llama, "tokens_per_second", lambda *args, seconds: speed(*args, seconds=0))
     prompt = "def factorial(n):\n"
@@ -66,11 +75,12 @@ def test_loop_over_layers(example):
     stacked = params | {"layers": model.stack(params["layers"])}
 
     tokens = jnp.arange(5)
+    forward = jax.jit(model.forward, static_argnames=("config", "linear"))
     for start in (None, 0):
         results = []
         for each in (params, stacked):
             cache = None if start is None else model.empty_cache(each, config, jnp.float32)
-            results.append(model.forward(each, tokens, config, gemv, cache, start or 0))
+            results.append(forward(each, tokens, config, gemv, cache, start or 0))
         (logits, caches), (looped, cache) = results
         np.testing.assert_allclose(looped, logits, rtol=1e-4, atol=1e-4)
         for a, b in zip(jax.tree.leaves(model.stack(caches)), jax.tree.leaves(cache), strict=True):
@@ -89,8 +99,8 @@ def test_lora(example, monkeypatch):
     load, run = example
     lora = load("lora")
     windows_of = lora.windows_of
-    monkeypatch.setattr(lora, "windows_of", lambda *args: [half[:8] for half in windows_of(*args)])
-    output = run(lora, "--module", "json", "--steps", "6", "--batch", "2")
+    monkeypatch.setattr(lora, "windows_of", lambda *args: [half[:24] for half in windows_of(*args)])
+    output = run(lora, "--module", "json", "--steps", "6", "--batch", "4")
     changes = re.findall(r"([\d.]+) -> ([\d.]+)", output)
     assert len(changes) == 2
     for before, after in changes:

@@ -117,9 +117,7 @@ def test_one_after_another(monkeypatch, rng):
 # Routing
 
 
-@pytest.mark.parametrize(
-    ("batch", "size", "stack"), [(1, 2, 3), (7, 5, 1), (7, 2, 200), (500, 16, 3), (500, 5, 200)]
-)
+@pytest.mark.parametrize(("batch", "size", "stack"), [(7, 2, 200), (7, 5, 1), (500, 16, 3)])
 def test_both_ways_to_route(batch, size, stack, rng):
     """Comparing all with all, and sorting: the same slots."""
     slots = grouped._tiles(batch, stack, size) * size

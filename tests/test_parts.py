@@ -100,7 +100,8 @@ def arguments(p, rng, activation):
     return tuple(map(jnp.asarray, (p.x / 8, norm, p.bias, residual, p.scale / 8, p.zero, np.float32(0.5))))
 
 
-@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+@compiled
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_derivatives(backend, p, activation, rng):
     f, g = whole(p, activation, backend)
     args = arguments(p, rng, activation)
@@ -116,6 +117,7 @@ def test_derivatives(backend, p, activation, rng):
     np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
 
 
+@compiled
 def test_second_derivatives(backend, p, rng):
     f, g = whole(p, "silu", backend)
     args = arguments(p, rng, "silu")

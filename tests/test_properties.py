@@ -10,7 +10,7 @@ from tolerance import assert_close
 
 from jaxgemv import gemv, pack, unpack
 
-few = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=16, deadline=None, derandomize=True, database=None)
 
 bits = st.integers(1, 8)
 seeds = st.integers(0, 2**32 - 1)

@@ -13,6 +13,7 @@ from sharded import (
     STACKS,
     assert_cut_in_place,
     collectives,
+    every_layout,
     kernel_calls,
     laid_out,
     mesh_of,
@@ -38,7 +39,7 @@ def implementation(request):
         yield request.param
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_layout
 def test_layouts(implementation, mesh, layout, rng):
     *_, y_spec, expected = LAYOUTS[layout]
     p, args = laid_out(layout, 3 if "data" in layout else 4, mesh, rng)
@@ -49,7 +50,7 @@ def test_layouts(implementation, mesh, layout, rng):
     assert_cut_in_place(f.lower(*args).compile(), expected, implementation)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_layout
 def test_gradients_of_x(implementation, mesh, layout, rng):
     """By one kernel on each device, too, on weights that stay where they are."""
     p, (x, w, _) = laid_out(layout, 3 if "data" in layout else 4, mesh, rng)

@@ -124,7 +124,7 @@ def test_from_codes_refuses(error, text, change):
 # w[i]
 
 
-@pytest.fixture(params=["mid", "zero", "offset", "codebook"])
+@pytest.fixture(params=["zero", "codebook"])
 def matrix(request, rng):
     p = make(rng, 4, "float32", CASE._replace(form=request.param.replace("codebook", "mid")), exact=True)
     fields = {"global_scale": 2.0 ** rng.integers(-2, 3, 6).astype(np.float32)}
@@ -255,8 +255,6 @@ def test_one_byte_scale(dtype, rng):
     np.testing.assert_array_equal(w.dequantize(), p.weight())
     np.testing.assert_array_equal(gemv(p.x, w), p.answer())
     np.testing.assert_array_equal(jax.jit(gemv)(p.x.astype(jnp.bfloat16), w), p.answer().astype(jnp.bfloat16))
-    with pytest.raises(NotImplementedError, match="no kernel that takes one_byte_scale"):
-        gemv(p.x, w, implementation="cpu")
 
 
 def test_special_values_of_one_byte_scales():

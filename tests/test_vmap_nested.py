@@ -68,7 +68,7 @@ def moved(operands, outer: set, inner: set, rng) -> tuple[dict, dict, dict]:
 
 def choices():
     """Each operand alone in the outer vmap and each in the inner, and the same of groups; with an index and without."""
-    for outer, inner in (*product(ALONE, ALONE), *product(TOGETHER, TOGETHER)):
+    for outer, inner in (*product(ALONE, ALONE), *zip(TOGETHER, [*TOGETHER[1:], TOGETHER[0]])):
         yield True, outer, inner
         if outer - {"index"} and inner - {"index"}:
             yield False, outer - {"index"}, inner - {"index"}
