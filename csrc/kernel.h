@@ -32,6 +32,13 @@ inline constexpr OperandSet kProductOperands = kTransposedOperands | OperandSet:
 inline constexpr OperandSet kEpilogueOperands =
     kProductOperands | OperandSet::of(Operand::kActivation, Operand::kResidual);
 
+// Of a kernel that takes `set` with integer codes, what it takes with those of another format.
+constexpr OperandSet with_format(OperandSet set, Format format) {
+  constexpr OperandSet kShifts = OperandSet::of(Operand::kZero, Operand::kOffset);
+  return format == Format::kAffine ? set
+                                   : set.without(kShifts) | OperandSet::of(Operand::kCodebook);
+}
+
 // The rows of x of a slice, first <= M <= last, for which a kernel is the fastest of those that can
 // run the call; bits 0 for all widths. In order of preference.
 struct Crossover {

@@ -117,13 +117,6 @@ struct Rows {
   }
 
  private:
-  static constexpr OperandSet with_format(OperandSet operands, Format format) {
-    constexpr OperandSet kShifts = OperandSet::of(Operand::kZero, Operand::kOffset);
-    return format == Format::kAffine
-               ? operands
-               : operands.without(kShifts) | OperandSet::of(Operand::kCodebook);
-  }
-
   template <typename F>
   static constexpr void for_each_width(F&& f) {
     f.template operator()<1>(), f.template operator()<2>(), f.template operator()<3>();

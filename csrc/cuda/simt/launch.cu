@@ -8,9 +8,13 @@ namespace jaxgemv::cuda {
 template <Format kFormat, int kBits, typename X>
 struct Simt {
   static constexpr KernelInfo kInfo{
-      "simt",      kFormat,
-      kBits,       kDtypeOf<X>,
-      simt::kRows, kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+      "simt",
+      kFormat,
+      kBits,
+      kDtypeOf<X>,
+      simt::kRows,
+      with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
+                  kFormat)};
 
   static bool supports(const Problem&, const Operands&, const Device&) { return true; }
 

@@ -4,13 +4,14 @@ namespace jaxgemv::cuda {
 
 template <Format kFormat, int kBits, typename X>
 struct TransposedSimt {
-  static constexpr KernelInfo kInfo{"transposed_simt",
-                                    kFormat,
-                                    kBits,
-                                    kDtypeOf<X>,
-                                    transposed::kSimtRows,
-                                    kTransposedOperands | OperandSet::of(Operand::kOneByteScale),
-                                    true};
+  static constexpr KernelInfo kInfo{
+      "transposed_simt",
+      kFormat,
+      kBits,
+      kDtypeOf<X>,
+      transposed::kSimtRows,
+      with_format(kTransposedOperands | OperandSet::of(Operand::kOneByteScale), kFormat),
+      true};
 
   static bool supports(const Problem&, const Operands&, const Device&) { return true; }
 
