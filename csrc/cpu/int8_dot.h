@@ -46,7 +46,7 @@ struct Int8Dot : SlicedX<C> {
   // Sums of a run, in quanta.
   template <int kSlices>
   static Floats value_of(const Ints (&sum)[kSlices]) {
-    if constexpr (kSliceBits == 8) {
+    if constexpr (kSliceWidth == 8) {
       const Ints low = sum[0] + (sum[1] << 8), high = sum[2] + (sum[3] << 8);
       Floats value = to_floats(high) * 65536.f + to_floats(low);
       if constexpr (kSlices == 5) value += to_floats(sum[4]) * 0x1p-8f;

@@ -11,20 +11,23 @@
 namespace jaxgemv::cpu {
 namespace {
 
+// Without an instruction for it any width does, as long as this compiles: nothing uses it.
+constexpr int kSliceWidth = kSliceBits > 0 ? kSliceBits : 8;
+
 // Bits of an element; float32 gets one slice more.
 constexpr int kFixedBits = 30;
 
-constexpr int slices_of(bool is_float) { return 32 / kSliceBits + is_float; }
+constexpr int slices_of(bool is_float) { return 32 / kSliceWidth + is_float; }
 
 template <typename C>
 struct SlicedX {
   static constexpr int kSteps = C::kSteps;
-  static constexpr int kUnits = 32 * kLanes / kSliceBits;
+  static constexpr int kUnits = 32 * kLanes / kSliceWidth;
   static constexpr int kCodes = kSteps * kUnits;  // in a block, a vector of weights
   static constexpr Index kBytes = 4 * kLanes;
   static constexpr Index kMaxRun = kRunCodes / kCodes > 1 ? kRunCodes / kCodes : 1;  // blocks
   static_assert(kMaxRun * 32 / C::kBits * C::kLargest < 1 << 15);
-  using Slice = std::conditional_t<kSliceBits == 8, uint8_t, uint16_t>;
+  using Slice = std::conditional_t<kSliceWidth == 8, uint8_t, uint16_t>;
 
   // Worked out once: divisions are slow.
   struct Shape {
@@ -113,9 +116,9 @@ struct SlicedX {
 
   // The slices of a block.
   static bool cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
-    constexpr float kNextSlice = 1 << kSliceBits;
-    constexpr int kLast = (1 << (kSliceBits - 1)) - 1;
-    constexpr uint32_t kBias = kSliceBits == 8 ? 0x808080 : 0x8000;
+    constexpr float kNextSlice = 1 << kSliceWidth;
+    constexpr int kLast = (1 << (kSliceWidth - 1)) - 1;
+    constexpr uint32_t kBias = kSliceWidth == 8 ? 0x808080 : 0x8000;
     uint32_t fixed[kCodes];
     int32_t last[kCodes];
     int32_t bad = 0;
@@ -133,9 +136,9 @@ struct SlicedX {
     }
     for (int step = 0; step < kSteps; ++step) {
       Slice* to = reinterpret_cast<Slice*>(out + step * rows * slices_of(is_float) * kLanes);
-      for (int slice = 0; slice < 32 / kSliceBits; ++slice, to += kUnits)
+      for (int slice = 0; slice < 32 / kSliceWidth; ++slice, to += kUnits)
         for (int i = 0; i < kUnits; ++i)
-          to[i] = static_cast<Slice>(fixed[i * kSteps + step] >> (slice * kSliceBits));
+          to[i] = static_cast<Slice>(fixed[i * kSteps + step] >> (slice * kSliceWidth));
       if (is_float)
         for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[i * kSteps + step]);
     }
