@@ -1,4 +1,4 @@
-"""Parts around a product, inside the kernel and outside of it: where the two cross is `fused_rows` of a backend.
+"""Parts around a product, inside the kernel and outside of it: where they cross is in its `choose.h`.
 
 - `python -m bench.parts`: int4 in groups of 128, bfloat16, a decoder layer's products (us, in jit, cold weights)
 - `python -m bench.parts --platform cpu --shapes 4096x4096`
@@ -97,8 +97,8 @@ def _measure(n: int, k: int, m: int, parts: tuple[str, ...], bits: int, device, 
 
     platform = "cuda" if device.platform == "gpu" else device.platform
     backend, times = _ffi.backends[platform], []
-    for fused_rows in (backend.most_rows, 0):
-        _ffi.backends[platform] = backend._replace(fused_rows=fused_rows)
+    for most in (backend.most_rows, 0):
+        _ffi.backends[platform] = backend._replace(fused_rows=most, epilogue_rows=most)
         jax.clear_caches()
         if library is not None:
             sample = timing.measure_on_device(product, x, weights, plan, library)[1]

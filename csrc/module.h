@@ -22,10 +22,11 @@ inline nanobind::object to_python(std::string_view text) {
 // What a backend is made of, but for its handler: `kernels()` of all there are, and its crossovers.
 //   most_rows   rows of x, up to which kernels are at least as fast as to dequantise and let XLA
 //               multiply
-//   fused_rows  rows of x, up to which norm, activation and residual inside a kernel are faster than
+//   fused_rows  with a norm, rows of x, up to which all parts of a call inside a kernel are faster than
 //               XLA's around another one
+//   epilogue_rows  the same without a norm: activation and residual
 struct Crossovers {
-  Index most_rows, fused_rows;
+  Index most_rows, fused_rows, epilogue_rows;
 };
 
 // All that both modules have for Python, which `_ffi.py` reads.
@@ -65,10 +66,12 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
         const Crossovers c = crossovers();
         nb::dict rows;
         rows["most_rows"] = c.most_rows, rows["fused_rows"] = c.fused_rows;
+        rows["epilogue_rows"] = c.epilogue_rows;
         return rows;
       },
-      "Rows of x: most_rows, above which XLA is faster; fused_rows, above which the parts around a "
-      "product are faster outside of it.");
+      "Rows of x: most_rows, above which XLA is faster; fused_rows and epilogue_rows, above which "
+      "the "
+      "parts around a product, with and without a norm, are faster outside of it.");
   m.def(
       "operands",
       [] {

@@ -39,7 +39,9 @@ def _find(platform: str, o: Operands, s: Static) -> list[Kernel]:
 def fuses(platform: str, o: Operands, s: Static) -> bool:
     """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
     # Under jax.export rows may be symbolic, and then may be few.
-    few = not isinstance(o.rows, int) or o.rows <= backends[platform].fused_rows
+    backend = backends[platform]
+    most = backend.epilogue_rows if o.norm is None else backend.fused_rows
+    few = not isinstance(o.rows, int) or o.rows <= most
     return few and bool(kernels_for(platform, o, s))
 
 

@@ -48,7 +48,9 @@ class Backend(NamedTuple):
     kernels: tuple[Kernel, ...]
     missing: str | None = None
     most_rows: int = 0  # of x, above which XLA is faster
-    fused_rows: int = 0  # above which it is faster with the parts around a product outside of the kernel
+    # Above which the parts around a product are faster outside of the kernel: with a norm, and without.
+    fused_rows: int = 0
+    epilogue_rows: int = 0
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""

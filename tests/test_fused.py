@@ -44,7 +44,9 @@ WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}
 
 
 def is_fused(kernel: KernelParam, rows: int, needed: set[str]) -> bool:
-    return needed <= kernel.operands and rows <= backends[kernel.backend].fused_rows
+    backend = backends[kernel.backend]
+    most = backend.fused_rows if "norm" in needed else backend.epilogue_rows
+    return needed <= kernel.operands and rows <= most
 
 
 def takes_float32(kernel: KernelParam) -> bool:

@@ -21,8 +21,10 @@ inline constexpr Crossover kCrossovers[] = {
     {"transposed", 0, 1, kAnyRows},
 };
 
-// 64: above, XLA's product with the dequantised matrix is faster ("Many rows"). 16: the kernels
-// that have an epilogue are for so many rows; above, wgmma or mma with XLA's kernels around them.
-inline constexpr Index kMostRows = 64, kFusedRows = 16;
+// 64: above, XLA's product with the dequantised matrix is faster ("Many rows"). Parts inside a
+// kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
+// of it, for which there is only simt; an activation or a residual alone only for one and two rows,
+// since the plain kernels for more have more warps.
+inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
 
 }  // namespace jaxgemv::cuda

@@ -15,6 +15,7 @@ NB_MODULE(_cuda, m) {
     for (const cuda::Kernel& kernel : cuda::table()) rows.push_back(kernel.info);
     return rows;
   };
-  jaxgemv::define_backend(m, cuda::ffi_api_minor(), cuda::gemv_handler(), kernels,
-                          [] { return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows}; });
+  jaxgemv::define_backend(m, cuda::ffi_api_minor(), cuda::gemv_handler(), kernels, [] {
+    return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows};
+  });
 }
