@@ -53,8 +53,8 @@ def on_cpu():
 
 
 @pytest.fixture(params=ISAS)
-def level(request):
-    """The CPU backend at each level of instructions."""
+def isa(request):
+    """The CPU backend in each instruction set of this processor."""
     with on("cpu", request.param):
         yield request.param
 

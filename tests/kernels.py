@@ -60,9 +60,13 @@ def kernels(transposed: bool) -> list[KernelParam]:
     ]
 
 
-@partial(jax.jit, static_argnames="backend")
-def products(args, backend: str) -> list[jax.Array]:
-    """Of (x, w, bias) or (x, w, bias, index) each; in one program, since compiling takes most of a test's time."""
+@partial(jax.jit, static_argnames=("backend", "isa"))
+def products(args, backend: str, isa: str = "") -> list[jax.Array]:
+    """Of (x, w, bias) or (x, w, bias, index) each; in one program, since compiling takes most of a test's time.
+
+    Instruction sets share programs, but for those that are given theirs: up to how many rows kernels are called
+    is a program's, from when it was compiled.
+    """
     return [
         gemv(x, w, bias=bias, index=index[0] if index else None, out_dtype="float32", implementation=backend)
         for x, w, bias, *index in args

@@ -193,7 +193,11 @@ def test_residual_in_the_place_of_the_result(backend, x, rng):
     fresh = lambda a: jnp.asarray(a) + 0  # noqa: E731  in memory that is XLA's to give away
     np.testing.assert_array_equal(all_of_it(fresh(r), p.x, p.tensor), sums)
     np.testing.assert_array_equal(part(fresh(r), p.x, p.tensor), np.concatenate([sums[:4], r[4:]]))
-    np.testing.assert_array_equal(of_x(fresh(p.x), p.tensor), np.concatenate([same[:4], p.x[4:]]))
+    if backend == "cuda":  # kernels read x while others write; docs/kernels.md
+        with pytest.raises(jax.errors.JaxRuntimeError, match="x and the result share memory"):
+            jax.block_until_ready(of_x(fresh(p.x), p.tensor))
+    else:
+        np.testing.assert_array_equal(of_x(fresh(p.x), p.tensor), np.concatenate([same[:4], p.x[4:]]))
 
 
 @by_name(k for k in SOME if "one_byte_scale" in k.operands)
