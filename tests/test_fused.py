@@ -172,12 +172,12 @@ def test_special_values(backend, x, rng):
 
 @pytest.mark.parametrize("x", ["float32", "bfloat16", "float16"])
 def test_residual_in_the_place_of_the_result(backend, x, rng):
-    """Donated, exact overlap: of whole arrays, and of slices."""
+    """Donated, exact overlap: of whole arrays, and of slices, with as many rows as every backend fuses."""
     p = make(rng, 4, x, Case(8, 256, 256, 64, "zero"), exact=True)
 
     @partial(jax.jit, donate_argnums=0)
     def part(r, x, w):
-        return r.at[:4].set(gemv(x[:4], w, residual=r[:4], implementation=backend))
+        return r.at[:2].set(gemv(x[:2], w, residual=r[:2], implementation=backend))
 
     @partial(jax.jit, donate_argnums=0)
     def all_of_it(r, x, w):
@@ -185,19 +185,19 @@ def test_residual_in_the_place_of_the_result(backend, x, rng):
 
     @partial(jax.jit, donate_argnums=0)
     def of_x(x, w):
-        return x.at[:4].set(gemv(x[:4], w, residual=x[:4], implementation=backend))
+        return x.at[:2].set(gemv(x[:2], w, residual=x[:2], implementation=backend))
 
     r = rng.integers(-2, 3, (8, 256)).astype(p.x.dtype)
     sums = (p.answer() + np.asarray(r, np.float64)).astype(p.x.dtype)
     same = (p.answer() + np.asarray(p.x, np.float64)).astype(p.x.dtype)
     fresh = lambda a: jnp.asarray(a) + 0  # noqa: E731  in memory that is XLA's to give away
     np.testing.assert_array_equal(all_of_it(fresh(r), p.x, p.tensor), sums)
-    np.testing.assert_array_equal(part(fresh(r), p.x, p.tensor), np.concatenate([sums[:4], r[4:]]))
+    np.testing.assert_array_equal(part(fresh(r), p.x, p.tensor), np.concatenate([sums[:2], r[2:]]))
     if backend == "cuda":  # kernels read x while others write; docs/kernels.md
         with pytest.raises(jax.errors.JaxRuntimeError, match="x and the result share memory"):
             jax.block_until_ready(of_x(fresh(p.x), p.tensor))
     else:
-        np.testing.assert_array_equal(of_x(fresh(p.x), p.tensor), np.concatenate([same[:4], p.x[4:]]))
+        np.testing.assert_array_equal(of_x(fresh(p.x), p.tensor), np.concatenate([same[:2], p.x[2:]]))
 
 
 @by_name(k for k in SOME if "one_byte_scale" in k.operands)

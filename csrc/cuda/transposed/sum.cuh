@@ -16,6 +16,24 @@ namespace jaxgemv::cuda::transposed {
 constexpr int kWarps = 8;
 constexpr int kMaxRanks = 8;  // CTAs of a cluster
 
+// What the kernels get of jaxgemv::Problem and Operands. (With all of these, or as one struct, some
+// spill on sm_100 or sm_120.)
+struct Problem {
+  Index batch, stack, M, N, K, group;
+  int bits;
+  Dtype x, y;
+  Affine affine;
+};
+
+struct Operands {
+  const void* x;
+  const uint8_t* packed;
+  Index packed_stack_stride;
+  Param scale, shift, codebook;
+  const int32_t* index;
+  void* y;
+};
+
 // The CTAs that share the rows of the weights: a cluster, or where there are none the CTA alone.
 struct Team {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -33,6 +51,16 @@ struct Team {
   __device__ const float* of_rank(float* mine, int) const { return mine; }
 #endif
 };
+
+// As cuda::store, which as a switch lets a kernel spill on sm_120.
+__device__ __forceinline__ void store_wide(void* data, Dtype dtype, Index i, float v) {
+  if (dtype == Dtype::kF32)
+    static_cast<float*>(data)[i] = v;
+  else if (dtype == Dtype::kF16)
+    static_cast<__half*>(data)[i] = __float2half_rn(v);
+  else
+    static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(v);
+}
 
 // What each warp has summed up, for kRows rows of y and a tile of K, of which every one of kLanes
 // lanes has kLaneCodes in a row. The padding keeps lanes on banks of their own.
@@ -62,7 +90,7 @@ struct Parts {
       if (k0 + k >= problem.K) continue;
       float sum = 0;
       for (int r = 0; r < ranks; ++r) sum += team.of_rank(of_warp[0], r)[at(m, k)];
-      cuda::store(operands.y, problem.y, (row + m) * problem.K + k0 + k, valid ? sum : NAN);
+      store_wide(operands.y, problem.y, (row + m) * problem.K + k0 + k, valid ? sum : NAN);
     }
     team.sync();  // before this CTA's part is written anew, or gone
   }
@@ -70,8 +98,9 @@ struct Parts {
 
 // `tiles` of y a slice; with them, enough CTAs share N to put `ctas_an_sm` on each SM.
 inline cudaError_t launch(void (*kernel)(Problem, Operands), Index tiles, int ctas_an_sm,
-                          Index rows_a_round, const Problem& problem, const Operands& operands,
-                          const Device& device, cudaStream_t stream) {
+                          Index rows_a_round, const jaxgemv::Problem& problem,
+                          const jaxgemv::Operands& operands, const Device& device,
+                          cudaStream_t stream) {
   const Index wanted = Index{device.sms} * ctas_an_sm / (tiles * problem.batch);
   const Index rounds = ceil_div(problem.N, rows_a_round);
   const Index most = std::min<Index>(device.major >= 9 ? kMaxRanks : 1, rounds);
@@ -79,7 +108,12 @@ inline cudaError_t launch(void (*kernel)(Problem, Operands), Index tiles, int ct
   shape.ranks = static_cast<int>(std::clamp<Index>(wanted, 1, most));
   if (!make_grid(tiles * shape.ranks, problem.batch, &shape.grid))
     return cudaErrorInvalidConfiguration;
-  return launch_kernel(kernel, shape, device, stream, problem, operands);
+  const Problem p = {problem.batch, problem.stack, problem.M, problem.N, problem.K,
+                     problem.group, problem.bits,  problem.x, problem.y, problem.affine};
+  const Operands o = {operands.x,     operands.packed, operands.packed_stack_stride,
+                      operands.scale, operands.shift,  operands.codebook,
+                      operands.index, operands.y};
+  return launch_kernel(kernel, shape, device, stream, p, o);
 }
 
 }  // namespace jaxgemv::cuda::transposed
