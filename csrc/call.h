@@ -4,19 +4,13 @@
 // enough that a hand-made call cannot read foreign memory.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
-#include "kernel.h"
-#include "xla/ffi/api/ffi.h"
+#include "decode.h"
 
 namespace jaxgemv {
-
-namespace ffi = xla::ffi;
 
 // The custom call, one for both products: arrays named by the attribute `operands`,
 // "x,packed,scale" say, in that order, and a result y. Those that are absent are not passed.
@@ -44,127 +38,6 @@ struct Call {
 
 // The binding that both handlers share, to which each adds its own context.
 inline auto bind_call() { return ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>().Attrs(); }
-
-namespace detail {
-
-inline ffi::Error invalid(std::string_view what) {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jaxgemv: " + std::string(what));
-}
-
-constexpr ffi::DataType type_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF16: return ffi::DataType::F16;
-    case Dtype::kBF16: return ffi::DataType::BF16;
-    case Dtype::kF32: return ffi::DataType::F32;
-    case Dtype::kE4M3: return ffi::DataType::F8E4M3FN;
-    case Dtype::kE8M0: return ffi::DataType::F8E8M0FNU;
-  }
-  __builtin_unreachable();
-}
-
-inline bool to_dtype(ffi::DataType type, Dtype* dtype) {
-  const auto found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                  [&](Dtype each) { return type_of(each) == type; });
-  if (found == std::end(kDtypes)) return false;
-  *dtype = *found;
-  return true;
-}
-
-// (S | 1, width): values of a vector, one after another.
-inline bool to_vector(ffi::AnyBuffer buffer, const Problem& problem, Index width, Param* param) {
-  const auto dims = buffer.dimensions();
-  if (!to_dtype(buffer.element_type(), &param->dtype) || !is_wide(param->dtype)) return false;
-  if (dims.size() != 2 || dims[1] != width) return false;
-  if (dims[0] != 1 && dims[0] != problem.stack) return false;
-  param->data = buffer.untyped_data();
-  param->n_stride = 1;
-  param->stack_stride = dims[0] > 1 ? width : 0;
-  return true;
-}
-
-// (S | 1[, N[, G]]) -> strides.
-inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, Param* param) {
-  constexpr size_t rank = 3;
-  const auto dims = buffer.dimensions();
-  if (!to_dtype(buffer.element_type(), &param->dtype)) return false;
-  if (dims.size() < 1 || dims.size() > rank) return false;
-  if (dims[0] != 1 && dims[0] != problem.stack) return false;
-  if (dims.size() > 1 && dims[1] != problem.N) return false;
-  const Index groups = dims.size() > 2 ? dims[2] : 1;
-  if (groups != 1 && groups != ceil_div(problem.K, problem.group)) return false;
-  param->data = buffer.untyped_data();
-  param->g_stride = groups > 1 ? 1 : 0;
-  param->n_stride = dims.size() > 1 ? groups : 0;
-  param->stack_stride = dims[0] > 1 ? groups * (dims.size() > 1 ? problem.N : 1) : 0;
-  return true;
-}
-
-// The arrays of a call, by operand; empty where there is none.
-using Arrays = std::array<std::optional<ffi::AnyBuffer>, kArrayCount>;
-
-inline ffi::ErrorOr<Arrays> to_arrays(ffi::RemainingArgs args, std::string_view names) {
-  Arrays arrays;
-  size_t count = 0;
-  for (size_t at = 0; at < names.size(); ++count) {
-    const std::string_view name = names.substr(at, names.find(',', at) - at);
-    at += name.size() + 1;
-    const auto found = std::find(kOperandNames, kOperandNames + kArrayCount, name);
-    if (found == kOperandNames + kArrayCount)
-      return ffi::Unexpected(invalid("no operand is called " + std::string(name)));
-    const auto array = args.get<ffi::AnyBuffer>(count);
-    if (array.has_error()) return ffi::Unexpected(invalid("operands names more than there are"));
-    auto& place = arrays[found - kOperandNames];
-    if (place) return ffi::Unexpected(invalid(std::string(name) + " is named twice"));
-    place = *array;
-  }
-  if (count != args.size()) return ffi::Unexpected(invalid("operands must name every array"));
-  return arrays;
-}
-
-// Reads the attributes that are known, and refuses others.
-struct Attributes {
-  std::string_view operands;
-  int64_t bits = 0, group = 0;
-  bool transposed = false;
-  Activation activation = Activation::kNone;
-  std::optional<float> eps;
-
-  static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
-    Attributes a;
-    const auto operands = given.get<std::string_view>("operands");
-    const auto bits = given.get<int64_t>("bits"), group = given.get<int64_t>("group");
-    const auto transposed = given.get<bool>("transposed");
-    if (operands.has_error() || bits.has_error() || group.has_error() || transposed.has_error())
-      return ffi::Unexpected(invalid("needs operands, bits, group and transposed"));
-    a.operands = *operands, a.bits = *bits, a.group = *group, a.transposed = *transposed;
-    if (given.contains("activation")) {
-      const auto name = given.get<std::string_view>("activation");
-      if (name.has_error()) return ffi::Unexpected(invalid("activation must be a name"));
-      const auto found =
-          std::find(std::begin(kActivationNames) + 1, std::end(kActivationNames), *name);
-      if (found == std::end(kActivationNames))
-        return ffi::Unexpected(invalid("no activation is called " + std::string(*name)));
-      a.activation = static_cast<Activation>(found - kActivationNames);
-    }
-    if (given.contains("eps")) {
-      const auto eps = given.get<float>("eps");
-      if (eps.has_error()) return ffi::Unexpected(invalid("eps must be a float32"));
-      a.eps = *eps;
-    }
-    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value())
-      return ffi::Unexpected(invalid("has an attribute that this version does not know"));
-    return a;
-  }
-};
-
-inline std::string names_of(OperandSet set) {
-  std::string text;
-  for_each_name(set,
-                [&](std::string_view name) { text.append(text.empty() ? "" : ", ").append(name); });
-  return text;
-}
-
-}  // namespace detail
 
 inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                                      const ffi::Dictionary& attributes, const char* backend,

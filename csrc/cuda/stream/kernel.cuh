@@ -19,6 +19,7 @@
 #include "pipeline.cuh"
 #include "x_fp16.cuh"
 #include "x_int8.cuh"
+#include "x_normed.cuh"
 
 namespace jaxgemv::cuda {
 

@@ -7,8 +7,6 @@
 // row of x, which brings the span's largest element to just under 2^15: elements down to 2^-29 of
 // it stay exact, smaller ones are off by 2^-40 of it at most. The factor 2^(bits * p) of step p is
 // then divided out of x, so that all steps add up. Sums of x are products with codes of one.
-//
-// With a norm, x * norm becomes the sum of two fp16 in the same way, 22 bits, which are two rows.
 #pragma once
 
 #include "../common/codes.cuh"
@@ -202,120 +200,6 @@ class XFp16 {
              (scale * (C::worth(step) / C::kWorth));
     };
     return half_pair(value(pairs[low / 2]), value(pairs[high / 2]));
-  }
-};
-
-// Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
-// of the halves of one.
-template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
-class XNormed : public XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords> {
-  using Base = XFp16<kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords>;
-  static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
-
- public:
-  static constexpr int kRows = kMaxRows, kRowBytes = 2 * Base::kRowBytes;
-  using Base::kResults, Base::kSpanK;
-
-  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
-    static_assert(sizeof(X) == sizeof(__half));
-    Base::ask(reinterpret_cast<const __half*>(x), rows, K, k0, staged);
-  }
-
-  // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
-  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
-                                         int count) {
-    const int t = lane_id() % 4;
-    float factor[2] = {1, 1}, squares[2] = {};
-#pragma unroll 1
-    for (int m = 0; m < rows; ++m) {
-      float of_row = 0;
-      const float worth = split(m, rows + m, staged, norm, count, of_row);
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (m == (2 * t + e) % kRows) factor[e] = worth, squares[e] = of_row;
-    }
-    __syncwarp();
-    this->take_rows(staged, [&](int c, int g) {
-      return (kTiles == 2 ? c : g / kRows) * rows + min(g % kRows, rows - 1);
-    });
-#pragma unroll
-    for (int c = 0; c < kTiles; ++c)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) this->power[c][e] *= factor[e];
-    return {squares[0], squares[1]};
-  }
-
-  __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
-                                      const float (&v)[kResults], bool both_rows) const {
-    const int t = lane_id() % 4;
-    const bool is_mine = t < kRows / 2 && 2 * t < rows;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (r > 0 && !both_rows) break;
-      float sum[2] = {};
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int c = 0; c < kTiles; ++c)
-          sum[e] = fmaf(this->power[c][e], v[4 * c + 2 * r + e], sum[e]);
-        if (kTiles == 1) sum[e] += __shfl_xor_sync(both_rows ? ~0u : 15u, sum[e], 2);
-      }
-      if (!is_mine) continue;
-      float2& at = to[t * column_size + 8 * r];
-      at = more ? float2{at.x + sum[0], at.y + sum[1]} : float2{sum[0], sum[1]};
-    }
-  }
-
-  static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
-                                                     bool more, float2 squares) {
-    const int t = lane_id() % 4;
-    if (t >= kRows / 2 || 2 * t >= rows) return;
-    float2& at = to[t * column_size];
-    at = more ? float2{at.x + squares.x, at.y + squares.y} : squares;
-  }
-
- private:
-  // Row m of what is staged becomes x * norm in fp16, and row `rest` what is missing from it, by a
-  // power of two. Returns the inverse of that.
-  static __device__ __forceinline__ float split(int m, int rest, uint8_t* staged,
-                                                const NormValues& norm, int count, float& squares) {
-    constexpr int kPieces = kSpanK / 256;
-    float v[kPieces][8];
-    uint32_t largest = 0;
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      const int piece = lane_id() + 32 * j;
-      uint32_t raw[4];
-      load_shared<4>(raw, staged + Base::place(m, piece));
-      if (8 * piece < count) norm.load(v[j], 8 * piece);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t bits = i % 2 ? raw[i / 2] >> 16 : raw[i / 2] & 0xffffu;
-        const float x = float_of_bits(bits, kDtypeOf<X>);
-        squares = fmaf(x, x, squares);
-        v[j][i] = 8 * piece < count ? v[j][i] * x : 0.f;
-        largest = max(largest, __float_as_uint(v[j][i]) & 0x7fffffffu);
-      }
-    }
-    largest = __reduce_max_sync(~0u, largest);
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
-    const int exponent = normal_exponent<float>(largest, 15);
-    const float scale = power_of_two(exponent);
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      uint32_t high[4], low[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float a = v[j][2 * i] * scale, b = v[j][2 * i + 1] * scale;
-        high[i] = half_pair(a, b);
-        const float2 back = __half22float2(reinterpret_cast<const __half2&>(high[i]));
-        low[i] = half_pair(a - back.x, b - back.y);
-      }
-      store_shared16(staged + Base::place(m, lane_id() + 32 * j), high);
-      store_shared16(staged + Base::place(rest, lane_id() + 32 * j), low);
-    }
-    return largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
   }
 };
 
