@@ -5,7 +5,7 @@
 - `python -m bench --rows 1,16,64 --save`: more rows of x; JSON and a plot go to bench/results/
 - `python -m bench --no-jit --systems jaxgemv`: the kernels alone, in captured CUDA graphs; quick
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
-- `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that accepts a problem, beside the one that is chosen
+- `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that supports a problem, beside the one that is chosen
 - `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch and llama.cpp
 - `python -m bench --plot FILE.json`: draws an earlier result again, with --shapes the shapes that you name
 """

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../csrc/cuda/launch.h"
+#include "../csrc/kernel.h"
 #include "floor.h"
 
 namespace {
@@ -54,6 +55,9 @@ float time_graph(int calls, int replays, const Scratch& scratch, LaunchAll&& lau
 }
 
 }  // namespace
+
+// Name of the kernel that ran last.
+extern "C" const char* jaxgemv_bench_kernel() { return jaxgemv::trace().last; }
 
 extern "C" const char* jaxgemv_bench_error(int status) {
   return cudaGetErrorString(static_cast<cudaError_t>(status));

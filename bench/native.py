@@ -30,7 +30,8 @@ class Native:
         self._library = library
         for name in ("products", "reads", "elapsed"):
             getattr(library, f"jaxgemv_bench_{name}").restype = ctypes.c_float
-        library.jaxgemv_bench_error.restype = ctypes.c_char_p
+        for name in ("error", "kernel"):
+            getattr(library, f"jaxgemv_bench_{name}").restype = ctypes.c_char_p
         for target in (START, STOP):
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="CUDA")
         key = jax.random.key(1, impl="rbg")
@@ -71,6 +72,10 @@ class Native:
             kernel.encode(),
         )
         return None if us == -_NOT_SUPPORTED else self._checked(us)
+
+    def last_kernel(self) -> str:
+        """Name of the kernel that product_us ran last."""
+        return self._library.jaxgemv_bench_kernel().decode()
 
     def _checked(self, us: float) -> float:
         if us < 0:

@@ -1,4 +1,4 @@
-"""How the kernels of the table compare on a problem, and which of them the table chooses."""
+"""How the kernels of the table compare on a problem, and which of them is chosen."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxgemv._ffi import backends
 
 
 def tune(system: systems.System, n: int, k: int, dtype: str, rows: list[int], plan: Plan, native: Native):
-    """For each M: (M, {kernel: us}), those that accept the problem, in the order of the table.
+    """For each M: (M, {kernel: us}), those that support the problem, and first the chosen one.
 
     Each is timed alone, in a captured graph.
     """
@@ -25,7 +25,9 @@ def tune(system: systems.System, n: int, k: int, dtype: str, rows: list[int], pl
         x = jax.device_put(np.random.default_rng(0).standard_normal((m, k)).astype(jnp.dtype(dtype)))
         y = jax.device_put(np.zeros((m, n), x.dtype))
         times = {name: native.product_us(x, weights, y, plan.repeats, name) for name in names}
-        yield m, {name: us for name, us in times.items() if us is not None}
+        native.product_us(x, weights, y, 1)
+        chosen = native.last_kernel()
+        yield m, {chosen: times[chosen]} | {name: us for name, us in times.items() if us is not None}
 
 
 def table(results: list) -> Table:
@@ -37,6 +39,5 @@ def table(results: list) -> Table:
     for n, k, dtype, format, m, times in results:
         best = min(times, key=times.get)
         cells = [f"{times[name]:.2f}" + "*" * (name == best) if name in times else "" for name in names]
-        # The first that accepts a problem runs it.
         out.add_row(f"{n} x {k}", str(m), dtype, format, *cells, next(iter(times)))
     return out
