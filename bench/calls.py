@@ -3,16 +3,14 @@
 - `python -m bench.calls --platform cpu`
 """
 
-import argparse
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from bench import environment, report
+from bench import arguments, environment, report
 from jaxgemv import gemv, quantize
 
 _SIZE, _CHAIN, _REPEATS = 256, 100, 500
@@ -26,17 +24,8 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.calls",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON to FILE")
-    parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
-    args = parser.parse_args()
-    if args.platform:
-        jax.config.update("jax_platforms", args.platform)
+    parser = arguments.parser("bench.calls", __doc__)
+    args = arguments.parse(parser)
 
     # Orthogonal, so that a chain of products neither grows nor vanishes.
     dense = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (_SIZE, _SIZE)))[0]

@@ -4,10 +4,8 @@
 - `python -m bench.parts --platform cpu --shapes 4096x4096`
 """
 
-import argparse
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench import environment, native, report, systems, timing
+from bench import arguments, environment, native, report, systems, timing
 from bench.__main__ import PLANS
 from jaxgemv import _ffi, gemv
 
@@ -39,22 +37,13 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.parts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
+    parser = arguments.parser("bench.parts", __doc__)
     parser.add_argument(
         "--shapes", nargs="+", default=["28672x4096", "4096x14336", "4096x4096"], metavar="NxK"
     )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--bits", type=int, default=4, choices=range(1, 9), metavar="1-8")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON to FILE")
-    parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
-    args = parser.parse_args()
-    if args.platform:
-        jax.config.update("jax_platforms", args.platform)
+    args = arguments.parse(parser)
     device = jax.devices()[0]
     library = None
     if device.platform == "gpu":

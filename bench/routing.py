@@ -3,7 +3,6 @@
 - `python -m bench.routing`: where the two cross is `_COMPARED` in jaxgemv/_grouped.py
 """
 
-import argparse
 import statistics
 import time
 
@@ -12,21 +11,14 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
+from bench import arguments
 from jaxgemv import _grouped
 
 _EXPERTS, _TILE, _CHAIN, _REPEATS = 8, 16, 20, 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.routing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
-    args = parser.parse_args()
-    if args.platform:
-        jax.config.update("jax_platforms", args.platform)
+    arguments.parse(arguments.parser("bench.routing", __doc__, saves=False))
     out = Table(title=f"us on {jax.devices()[0].device_kind}, {_EXPERTS} experts", title_justify="left")
     for name in ("ids", "comparing", "sorting"):
         out.add_column(name, justify="right")
