@@ -56,7 +56,7 @@ def pack_unsigned(codes: Array, bits: int) -> Array:
 @partial(jax.jit, static_argnames=("bits", "low"))
 def _pack(codes, *, bits, low):
     count, words = _block(bits)
-    word, shift = _places(bits)
+    word, shift = (places[:, 0] for places in _places(bits))
     k = codes.shape[-1]
     codes = (codes.astype(jnp.int32) - low).astype(jnp.uint32) & np.uint32((1 << bits) - 1)
     codes = pad_last(codes, -k % count).reshape(*codes.shape[:-1], -(-k // count), 1, count)
@@ -83,20 +83,28 @@ def _unpack(packed, *, bits, k):
             packed.reshape(*packed.shape[:-1], packed.shape[-1] // 4, 4), jnp.uint32
         )
     count, words = _block(bits)
-    word, shift = _places(bits)
+    # A block's codes come in runs of one word of bits, that lies in one or two words: from these the run, from it a code.
+    run = count if words == 1 else 4
+    word, shift = _places(bits, run)
     blocks = -(-packed.shape[-1] // words)
     packed = pad_last(packed, -packed.shape[-1] % words).reshape(*packed.shape[:-1], blocks, words)
+
+    def words_at(i):
+        # For each code, though the same for a run: so XLA keeps one loop, in which compilers find what is the same.
+        return jnp.broadcast_to(packed[..., i, None, None], (*packed.shape[:-1], count // run, run))
+
     # Selected word by word: XLA of jaxlib 0.8 folds a gather of constants to the wrong values.
-    first, rest = packed[..., :1], packed[..., 1:2]
+    first, rest = words_at(0), words_at(min(1, words - 1))
     for i in range(1, words):
-        first = jnp.where(word >= i, packed[..., i : i + 1], first)
-        rest = jnp.where(word + 1 >= i, packed[..., i : i + 1], rest)
+        first = jnp.where(word >= i, words_at(i), first)
+        rest = jnp.where(word + 1 >= i, words_at(i), rest)
     codes = first >> shift
-    straddles = shift + bits > 32
+    straddles = shift + run * bits > 32
     if straddles.any():
-        codes = jnp.where(straddles, codes | rest << (32 - shift) % 32, codes)
+        codes = codes | jnp.where(straddles, rest << (32 - shift) % 32, 0)
+    codes = codes >> np.arange(run, dtype=np.uint32) * np.uint32(bits)
     codes = (codes & np.uint32((1 << bits) - 1)).astype(jnp.uint8)
-    return codes.reshape(*codes.shape[:-2], blocks * count)[..., :k]
+    return codes.reshape(*codes.shape[:-3], blocks * count)[..., :k]
 
 
 def _block(bits: int) -> tuple[int, int]:
@@ -105,9 +113,9 @@ def _block(bits: int) -> tuple[int, int]:
     return 32 // common, bits // common
 
 
-def _places(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each code in a block: the word it starts in, and the bit there."""
-    word, shift = np.divmod(np.arange(_block(bits)[0]) * bits, 32)
+def _places(bits: int, run: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Of each run of codes in a block: the word it starts in, and the bit there; (runs, 1)."""
+    word, shift = np.divmod(np.arange(0, _block(bits)[0], run)[:, None] * bits, 32)
     return word, shift.astype(np.uint32)
 
 
