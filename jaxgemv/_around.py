@@ -40,12 +40,13 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
         return product(o, s)
     stack = None if o.index is None else o.stack
     o, rest = split(o)
+    within = inner(o, rest, s)
     o = _within(o, before(o, s))
     if stack is None or o.stack == stack:
-        return after(product(o, inner(s, rest)), rest, s)
+        return after(product(o, within), rest, s)
     # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
     alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
-    y = product(alone, inner(s, rest))
+    y = product(alone, within)
     return after(select(in_range(o.index, stack), y, np.nan), rest, s)
 
 
@@ -53,7 +54,7 @@ def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
     """What `compose` asks of the product; of x shape and dtype."""
     o, rest = split(o)
     x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if o.norm is None else jnp.dtype(jnp.float32))
-    return _within(o, x), inner(s, rest)
+    return _within(o, x), inner(o, rest, s)
 
 
 def _within(o: Operands, x) -> Operands:
@@ -69,10 +70,15 @@ def split(o: Operands) -> tuple[Operands, Operands]:
     return o._replace(**{name: None for name in behind if name != "index"}), rest
 
 
-def inner(s: Static, rest: Operands) -> Static:
-    """Of the product inside."""
+def inner(o: Operands, rest: Operands, s: Static) -> Static:
+    """Of the product inside, from what `split` gives."""
     behind = s.activation or rest.global_scale is not None or rest.residual is not None
-    return s._replace(activation=None, eps=0.0, out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype)
+    return s._replace(
+        activation=None,
+        eps=0.0,
+        out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype,
+        x_dtype=s.x_dtype if o.norm is None else o.x.dtype,
+    )
 
 
 def before(o: Operands, s: Static) -> Array:

@@ -94,14 +94,14 @@ def _unpack(packed, *, bits, k):
         return jnp.broadcast_to(packed[..., i, None, None], (*packed.shape[:-1], count // run, run))
 
     # Selected word by word: XLA of jaxlib 0.8 folds a gather of constants to the wrong values.
-    first, rest = words_at(0), words_at(min(1, words - 1))
-    for i in range(1, words):
-        first = jnp.where(word >= i, words_at(i), first)
-        rest = jnp.where(word + 1 >= i, words_at(i), rest)
-    codes = first >> shift
-    straddles = shift + run * bits > 32
-    if straddles.any():
-        codes = codes | jnp.where(straddles, rest << (32 - shift) % 32, 0)
+    codes = words_at(0)
+    if words > 1:
+        first, rest = codes, words_at(1)
+        for i in range(1, words):
+            first = jnp.where(word >= i, words_at(i), first)
+            rest = jnp.where(word + 1 >= i, words_at(i), rest)
+        straddles = shift + run * bits > 32
+        codes = first >> shift | jnp.where(straddles, rest << (32 - shift) % 32, 0)
     codes = codes >> np.arange(run, dtype=np.uint32) * np.uint32(bits)
     codes = (codes & np.uint32((1 << bits) - 1)).astype(jnp.uint8)
     return codes.reshape(*codes.shape[:-3], blocks * count)[..., :k]

@@ -55,6 +55,11 @@ class Operands(NamedTuple):
         return prod(self.x.shape[self.prefix : -1])
 
     @property
+    def many(self) -> bool:
+        """More rows than products keep to float32 for. Symbolic ones, under jax.export, may be few."""
+        return isinstance(self.rows, int) and self.rows > 64
+
+    @property
     def stack(self) -> int:
         """With index, the number of entries."""
         return max(a.shape[0] for a in self.weight().values())
@@ -82,6 +87,8 @@ class Static(NamedTuple):
     k: int | None = None
     activation: str | None = None
     eps: float = 0.0
+    precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
+    x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
 
 
 def in_range(index: Array, stack: int) -> Array:

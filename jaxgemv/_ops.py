@@ -178,7 +178,10 @@ def _product(
     parts = check_parts(s.op, asked, x, shape, index, name)
     o = Operands(x=x, **weight, index=index, **parts)
     s = s._replace(
-        activation=asked.activation, eps=check_eps(s.op, asked.eps), implementation=asked.implementation
+        activation=asked.activation,
+        eps=check_eps(s.op, asked.eps),
+        implementation=asked.implementation,
+        precision=jax.config.jax_default_matmul_precision,  # which may be another one when this is lowered
     )
     _check_implementation(o, s)
     with jax.named_scope(f"jaxgemv.{s.op}"):
@@ -198,7 +201,7 @@ def _with_arrays(op: str, w: QuantizedTensor, name: str) -> QuantizedTensor:
 
 def _check_implementation(o: Operands, s: Static) -> None:
     """Raises now, while tracing, for a named backend that has no kernel; whether there is a device, lowering knows."""
-    if s.implementation in (None, "xla"):
+    if s.implementation in (None, "xla", "reference"):
         return
     if s.implementation not in backends:
         raise ValueError(

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxgemv import _around, _dispatch, _grouped, _reference
+from jaxgemv import _around, _dispatch, _grouped, _many_rows, _reference
 from jaxgemv._check import ONE_BYTE
 from jaxgemv._ffi import TARGET, backends
 from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
@@ -200,7 +200,11 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
-    run = partial(_kernel_call, platform=platform) if platform and not reason else _reference.product
+    if platform and not reason:
+        run = partial(_kernel_call, platform=platform)
+    else:
+        many = _many_rows.takes(o, s)
+        run = partial(_many_rows.product, platform=platform) if many else _reference.product
     return lowered(lambda *args: run(tree.unflatten(args), s))
 
 

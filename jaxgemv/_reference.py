@@ -1,4 +1,4 @@
-"""The product in plain jax.numpy: the oracle of the tests, and what runs where there is no kernel.
+"""The product in plain jax.numpy, in float32: the oracle of the tests, and what runs where there is no kernel.
 
 Memory is that of one dequantised matrix, or of a few: slices of x that meet different entries of a stack are taken one
 after another (or some side by side), and those of one entry together.
@@ -25,14 +25,15 @@ _ROWS = 512
 def product(o: Operands, s: Static) -> Array:
     """x (*P, *L, K) times the weight's rows, (*P, *L, N); see Operands and Static. Without the parts around it."""
     n, k = o.packed.shape[-2], s.k or o.x.shape[-1]
-    return _of_entries(partial(_quantized, s=s), o, s, n if s.k is None else k, nbytes=4 * n * k)
+    return of_entries(partial(_quantized, s=s), o, s, n if s.k is None else k, nbytes=4 * n * k)
 
 
 def dense_product(o: Operands, s: Static) -> Array:
     """The same for a float weight (N, K), or with index a stack (S, N, K) of them."""
     n, k = o.packed.shape[-2:]
     nbytes = n * k * o.packed.dtype.itemsize
-    return _of_entries(partial(_dense, s=s), o, s, n, nbytes=nbytes)
+    precision = (s.precision or "default") if o.many else "highest"
+    return of_entries(partial(_dense, precision=precision), o, s, n, nbytes=nbytes)
 
 
 def _quantized(x: Array, w: Mapping[str, Array], s: Static) -> Array:
@@ -45,7 +46,7 @@ def _quantized(x: Array, w: Mapping[str, Array], s: Static) -> Array:
     return contract(x.astype(jnp.float32), weight if s.k is None else weight.T)
 
 
-def _dense(x: Array, w: Mapping[str, Array], s: Static) -> Array:
+def _dense(x: Array, w: Mapping[str, Array], precision: str) -> Array:
     weight = w["packed"]
     dtype = jnp.promote_types(x.dtype, weight.dtype)
     if x.shape[:-1] in ((), (1,)):
@@ -56,25 +57,24 @@ def _dense(x: Array, w: Mapping[str, Array], s: Static) -> Array:
     return jax.lax.platform_dependent(
         x.astype(dtype),
         weight.astype(dtype),
-        cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32)),
-        default=contract,
+        cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32), precision),
+        default=partial(contract, precision=precision),
     )
 
 
-def contract(x: Array, w: Array) -> Array:
-    """x (..., K), w (N, K) -> float32 (..., N), or int32."""
-    # Only float32 needs to be told not to round its operands (to TF32, on a GPU).
-    full = x.dtype == jnp.float32
+def contract(x: Array, w: Array, precision: str = "highest") -> Array:
+    """x (..., K), w (N, K) -> float32 (..., N), or int32. precision: of float32 operands, as in jax.numpy."""
     return jax.lax.dot_general(
         x,
         w,
         (((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST if full else None,
+        # On a GPU only float32 operands are rounded otherwise, to TF32.
+        precision=precision if x.dtype == jnp.float32 else "default",
         preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else jnp.float32,
     )
 
 
-def _of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: int) -> Array:
+def of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: int) -> Array:
     """`one(x, arrays of a matrix)` for each slice of x, with bias, rounded once. nbytes: of a matrix made by `one`."""
     w = o.weight()
     if o.index is None:

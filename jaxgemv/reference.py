@@ -1,4 +1,4 @@
-"""`reference.gemv`: the same function as `jaxgemv.gemv`, always in plain jax.numpy."""
+"""`reference.gemv`: the same function as `jaxgemv.gemv`, always in plain jax.numpy and in float32."""
 
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
@@ -21,7 +21,10 @@ def gemv(
     out_dtype: DTypeLike | None = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Array:
-    """`jaxgemv.gemv` without kernels: dequantises to float32, then one float32 dot product."""
+    """`jaxgemv.gemv` without kernels, for any number of rows: dequantises to float32, then one float32 dot product.
+
+    With `implementation="xla"` there are no kernels either, and more than 64 rows are rounded as by default.
+    """
     return _ops.gemv(
         x,
         w,
@@ -33,5 +36,5 @@ def gemv(
         residual=residual,
         out_dtype=out_dtype,
         out_sharding=out_sharding,
-        implementation="xla",
+        implementation="reference",
     )

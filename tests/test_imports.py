@@ -17,7 +17,7 @@ LEVELS = (
     {"_operands", "_check", "_grouped"},
     {"_ffi", "_format", "_around"},
     {"_tensor", "_reference", "_dispatch"},
-    {"_quantize", "_arguments", "_sharding"},
+    {"_quantize", "_arguments", "_sharding", "_many_rows"},
     {"_primitive"},
     {"_ops"},
     {"_config", "reference"},

@@ -11,6 +11,8 @@ In the worst case they add up to n u. For long sums that bound would hide a wron
 Higham and Mary, "A new approach to probabilistic rounding error analysis" (2019): lambda sqrt(n) u, which holds with
 probability 1 - 2 exp(-lambda^2 / 2). At lambda = 6 one element in 3e7 may miss it, and the data is seeded.
 The result is then rounded once to its own dtype.
+
+With more than 64 rows each weight may first be rounded to 16 bits: `rounded` is what that adds.
 """
 
 import jax
@@ -37,6 +39,17 @@ def tolerance(
     return error + (np.abs(exact) + error) * float(out.eps) / 2 + float(out.smallest_subnormal)
 
 
+def rounded(x: np.ndarray, weight: np.ndarray, dtype) -> np.ndarray:
+    """How far x (..., K) times weight (N, K) may move where each weight is rounded to `dtype` once.
+
+    These errors are independent and of either sign, each at most half a unit: Hoeffding's bound, at the same lambda.
+    For normalised x that is rounded too, it is twice that.
+    """
+    kind = jnp.finfo(dtype)
+    each = np.abs(weight) * float(kind.eps) / 2 + float(kind.smallest_subnormal) / 2
+    return _LAMBDA * np.sqrt(np.square(np.asarray(x, np.float64)) @ np.square(each).T)
+
+
 def assert_close(
     y,
     exact: np.ndarray,
@@ -47,12 +60,13 @@ def assert_close(
     factor: int = 1,
     worst: bool = False,
     contract: bool = False,
+    more: np.ndarray | float = 0.0,
 ) -> None:
-    """`factor` 2 is for two results that may each err; `worst` is for errors that do not average out."""
+    """`factor` 2 is for two results that may each err; `worst` is for errors that do not average out; `more` adds up."""
     assert y.dtype == dtype
     assert y.shape == exact.shape
     error = np.abs(np.asarray(y, np.float64) - exact)
-    allowed = factor * tolerance(exact, magnitude, k, dtype, worst=worst, contract=contract)
+    allowed = factor * tolerance(exact, magnitude, k, dtype, worst=worst, contract=contract) + more
     bad = ~(error <= allowed)  # also where error is NaN
     if bad.any():
         at = np.unravel_index(np.argmax(np.where(bad, error / allowed, 0)), error.shape)

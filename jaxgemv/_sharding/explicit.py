@@ -69,13 +69,14 @@ def _check_out_sharding(op: str, out_sharding, mesh, ndim: int) -> PartitionSpec
 @partial(jax.jit, static_argnames=("product", "s", "mesh", "out"), inline=True)
 def _over_mesh(o: Operands, *, product, s: Static, mesh, out) -> Array:
     """The product cut as its plan says, and the parts around it row by row: before it each device has all of K."""
-    rest = None
+    rest, within = None, s
     if _around.has_parts(o, s):
         o, rest = _around.split(o)
+        within = _around.inner(o, rest, s)
         if o.norm is not None or o.perm is not None:
             o = o._replace(x=_by_rows(partial(_around.before, s=s), o, mesh))
         o = o._replace(norm=None, perm=None)
-    y = _cut(o, product, s if rest is None else _around.inner(s, rest), mesh)
+    y = _cut(o, product, within, mesh)
     if rest is not None:
         y = _after(y, rest, s, mesh)
     return y if out is None else jax.sharding.reshard(y, NamedSharding(mesh, out))

@@ -1,0 +1,180 @@
+"""Programs compiled for an H200 that need not be there: what they allocate besides their operands and results.
+
+Up to 64 rows nothing. Above, one copy of one weight in x's dtype, which one loop writes and a matmul reads.
+"""
+
+import re
+from functools import cache
+from math import prod
+
+import h200
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+from sharded import kernel_calls
+
+from jaxgemv import QuantizedTensor, gemv, reference
+
+N, K, LAYERS, MANY = 4096, 2048, 6, 512
+WEIGHT = 2 * N * K  # bytes in 16 bits
+# XLA may copy a layer's scales and zeros, and has numbers of its own.
+SLACK = 1 << 20
+
+
+@cache
+def sharding() -> SingleDeviceSharding:
+    return SingleDeviceSharding(h200.devices()[0])
+
+
+def array(*shape, dtype="bfloat16"):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding())
+
+
+def weight(bits=4, *, stack=(), n=N, k=K, group: int | None = 128, form="zero", dtype="bfloat16"):
+    parameter = array(*stack, *((n,) if group is None else (n, -(-k // group))), dtype=dtype)
+    given = {"zero": parameter, "offset": parameter, "codebook": array(*stack, 1 << bits, dtype="float32")}
+    return QuantizedTensor(
+        packed=array(*stack, n, -(-k * bits // 32), dtype="uint32"),
+        scale=parameter,
+        bits=bits,
+        group_size=None if group is None or k % group == 0 else group,
+        k=None if k * bits % 32 == 0 else k,
+        **{form: given[form]} if form in given else {},
+    )
+
+
+def compiled(f, *args):
+    return jax.jit(f).lower(*args).compile(compiler_options=h200.COMPILER_OPTIONS)
+
+
+def temporaries(program) -> int:
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def written(program, size: int) -> list[str]:
+    """The dtypes of all results in memory of so many elements: not of those that exist inside a fusion only."""
+    text = program.as_text()
+    fused = set(re.findall(r" fusion\(.* calls=%?([\w.-]+)", text))
+    outside = [block for block in text.split("\n\n") if block.lstrip("\n%").split(" ")[0] not in fused]
+    results = re.findall(
+        r"= (\w+)\[([\d,]+)\]\S* (?!bitcast|parameter|get-tuple-element)", "\n".join(outside)
+    )
+    return [dtype for dtype, dims in results if prod(map(int, dims.split(","))) == size]
+
+
+@pytest.mark.parametrize("form", ["mid", "zero", "offset", "codebook"])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_one_copy(bits, form):
+    """In one loop, for each width and each form."""
+    for group in (128, None):
+        program = compiled(gemv, array(MANY, K), weight(bits, group=group, form=form))
+        assert written(program, N * K) == ["bf16"]
+        assert temporaries(program) <= WEIGHT + SLACK
+
+
+@pytest.mark.parametrize("bits", [3, 4, 7])
+def test_ragged(bits):
+    """A short last group, and a word that is not full."""
+    program = compiled(gemv, array(MANY, 2045), weight(bits, k=2045, group=96))
+    assert written(program, N * 2045) == ["bf16"]
+    assert temporaries(program) <= WEIGHT + SLACK
+
+
+@pytest.mark.parametrize(("x", "kind"), [("float16", "f16"), ("float32", "f32")])
+def test_dtype_of_x(x, kind):
+    for implementation in (None, "xla"):
+        program = compiled(
+            lambda x, w: gemv(x, w, implementation=implementation), array(MANY, K, dtype=x), weight(dtype=x)
+        )
+        assert written(program, N * K) == [kind]
+        assert temporaries(program) <= N * K * jnp.dtype(x).itemsize + SLACK
+
+
+def test_parts_around():
+    """The sums in float32 come to it, where something is done to them; and x, normalised in its own dtype."""
+    x, sums = array(MANY, K), 4 * MANY * N
+    for f, args, more in (
+        (lambda x, w, a: gemv(x, w, bias=a), array(N), sums),
+        (lambda x, w, a: gemv(x, w, activation="swiglu", residual=a), array(MANY, N // 2), sums),
+        (lambda x, w, a: gemv(x, w, norm=a), array(K), 2 * MANY * K),
+    ):
+        program = compiled(f, x, weight(), args)
+        assert written(program, N * K) == ["bf16"]
+        assert temporaries(program) <= WEIGHT + more + SLACK
+
+
+def test_gradient():
+    """Of x, and of x before a norm; two partial sums are the compiler's choice."""
+    for norm in ((), (array(K),)):
+
+        def gradient(x, w, ct, *norm):
+            return jax.vjp(lambda x: gemv(x, w, norm=norm[0] if norm else None), x)[1](ct)[0]
+
+        program = compiled(gradient, array(MANY, K), weight(), array(MANY, N), *norm)
+        assert written(program, N * K) == ["bf16"]
+        assert temporaries(program) <= WEIGHT + 2 * 4 * MANY * K + SLACK
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("rows", [MANY, 64])
+def test_layers(bits, rows):
+    """A loop over layers, by index and by scan: one layer's weight at a time, or none at all; x is carried on, twice."""
+    x, w = array(rows, K), weight(bits, stack=(LAYERS,), n=K)
+    carried = 2 * 2 * rows * K
+
+    def by_index(x, w):
+        return jax.lax.fori_loop(0, LAYERS, lambda i, x: gemv(x, w, index=i), x)
+
+    def by_scan(x, w):
+        return jax.lax.scan(lambda x, w: (gemv(x, w), None), x, w)[0]
+
+    for f in (by_index, by_scan):
+        program = compiled(f, x, w)
+        many = rows > 64
+        assert kernel_calls(program) == (not many)
+        assert written(program, K * K) == ["bf16"] * many
+        # Partial sums, as above.
+        assert temporaries(program) <= many * (2 * K * K + 2 * 4 * rows * K) + carried + SLACK
+
+
+@pytest.mark.parametrize("slices", [4, 16])
+def test_experts(slices):
+    """Many rows each: a small weight or some at a time. Of twice as many slices as experts those of one are put together."""
+    x, ids = array(slices, 128, K), array(slices, dtype="int32")
+    program = compiled(lambda x, w, i: gemv(x, w, index=i), x, weight(stack=(8,)), ids)
+    moved = 3 * 2 * slices * 128 * (N + K) if slices == 16 else 0
+    assert temporaries(program) <= (64 << 20) + moved + SLACK
+    assert "f32" not in written(program, N * K)
+
+
+@pytest.mark.parametrize(("bits", "x"), [(4, "bfloat16"), (8, "float16"), (3, "bfloat16"), (4, "float32")])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_kernels(bits, x, rows):
+    """Nothing but x in another order, whatever is asked for."""
+    args = array(rows, K, dtype=x), weight(bits, dtype=x)
+    program = compiled(gemv, *args)
+    assert kernel_calls(program) == 1
+    assert temporaries(program) <= 8 * rows * K + SLACK // 16
+
+    def gradient(x, w, ct):
+        return jax.vjp(lambda x: gemv(x, w), x)[1](ct)[0]
+
+    program = compiled(gradient, *args, array(rows, N, dtype=x))
+    assert kernel_calls(program) == 1
+    assert temporaries(program) <= 8 * rows * N + SLACK // 16
+
+
+def test_kernels_of_experts():
+    """The stack is read where it is; x and y are put together by expert, in tiles that are not all full."""
+    x, w, ids = array(64, K), weight(stack=(8,)), array(64, dtype="int32")
+    program = compiled(lambda x, w, i: gemv(x, w, index=i), x, w, ids)
+    assert kernel_calls(program) == 1
+    assert temporaries(program) <= 3 * 2 * 64 * (N + K)
+
+
+def test_what_the_checks_would_see():
+    """The float32 matrix of the reference."""
+    program = compiled(reference.gemv, array(MANY, K), weight())
+    assert "f32" in written(program, N * K)
+    assert temporaries(program) >= 2 * WEIGHT

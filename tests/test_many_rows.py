@@ -1,0 +1,170 @@
+"""More than 64 rows of x where no kernel takes them: the weight in x's own dtype, and a matmul; see _many_rows.py.
+
+On a GPU, say. A CPU runs the same in float32, so that here it is made to do as others do.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import Case, make
+from test_lowering import lowered, spec, weight
+from tolerance import assert_close, rounded
+
+from jaxgemv import QuantizedTensor, _many_rows, gemv, reference
+
+XLA = {"implementation": "xla"}
+FLOATS = pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Programs as for a platform that is no CPU. None of them may be kept for other tests, nor theirs for these."""
+    product = _many_rows.product
+    jax.clear_caches()
+    monkeypatch.setattr(_many_rows, "product", lambda o, s, platform: product(o, s, platform=None))
+    yield
+    jax.clear_caches()
+
+
+def check(y, p):
+    """Against float64. Codes are exact, sums and scales float32, and a weight of 16 bits is rounded once."""
+    dtype = p.x.dtype
+    more = 0.0 if dtype == np.float32 else rounded(p.x, p.weight(), dtype)
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, more=more)
+
+
+CASES = [
+    Case(65, 40, 256, 64, "zero", bias=True),
+    Case(128, 33, 200, 40, "offset", scale="float32"),
+    Case(512, 24, 130, 64, "mid", bytes=True),  # the last group is short, and so is the last word
+    Case(65, 17, 96, "row", "integer", scale="bfloat16"),
+    Case(90, 9, 77, "tensor", "fraction"),
+    Case(65, 1, 1, "row", "mid"),
+]
+
+
+@pytest.mark.parametrize(
+    ("bits", "x"),
+    [*((bits, "bfloat16") for bits in range(1, 9)), (3, "float16"), (4, "float16"), (4, "float32")],
+)
+def test_values(elsewhere, bits, x, rng):
+    problems = [make(rng, bits, x, case) for case in CASES]
+
+    @jax.jit
+    def products(args):
+        return [gemv(x, w, bias=b, out_dtype="float32", **XLA) for x, w, b in args]
+
+    for y, p in zip(products([(p.x, p.tensor, p.bias) for p in problems]), problems):
+        check(y, p)
+
+
+@FLOATS
+def test_gradient(elsewhere, x, rng):
+    """Of x: the cotangent is what meets the weight, in its own dtype."""
+    p = make(rng, 4, x, Case(130, 150, 96, 32, "zero"))
+    ct = rng.standard_normal((130, 150)).astype(p.x.dtype)
+    y = jax.vjp(lambda x: gemv(x, p.tensor, **XLA), jnp.asarray(p.x))[1](jnp.asarray(ct))[0]
+    more = 0.0 if x == "float32" else rounded(ct, p.weight().T, p.x.dtype)
+    exact, size = np.asarray(ct, np.float64), np.abs(np.asarray(ct, np.float64))
+    assert_close(y, exact @ p.weight(), size @ p.weight_magnitude(), 150, dtype=p.x.dtype, more=more)
+
+
+@FLOATS
+def test_norm(elsewhere, x, rng):
+    """x of 16 bits stays what it is: normalised, it is rounded as the weight is."""
+    p = make(rng, 4, x, Case(80, 24, 128, 32, "zero"))
+    norm = rng.uniform(0.5, 1.5, 128).astype(p.x.dtype)
+    wide = np.asarray(p.x, np.float64)
+    h = wide / np.sqrt(np.square(wide).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm, np.float64)
+    y = gemv(p.x, p.tensor, norm=norm, out_dtype="float32", **XLA)
+    more = 0.0 if x == "float32" else 2 * rounded(h, p.weight(), p.x.dtype)
+    # The norm is a sum of K squares, a root, and three products: as many roundings again.
+    size = np.abs(h) @ p.weight_magnitude().T
+    assert_close(y, h @ p.weight().T, size, p.k, dtype=jnp.float32, factor=2, more=more)
+
+
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
+@pytest.mark.parametrize("ids", [1, [2, 0, 3, -1], [0, 1, 1, 0, 1, 1, 0, 0]], ids=str)
+def test_index(elsewhere, ids, x, rng):
+    """One entry for all, or one for each slice of 70 rows; slices that share one, and one that is out of range."""
+    entries = 2 if np.size(ids) == 8 else 3
+    problems = [make(rng, 3, x, Case(70, 20, 96, 32, "zero", bias=True), exact=True) for _ in range(entries)]
+    w, bias = jax.tree.map(lambda *a: np.stack(a), *((p.tensor, p.bias) for p in problems))
+    xs = rng.integers(-2, 3, (*np.shape(ids), 70, 96)).astype(jnp.dtype(x))
+    y = np.asarray(gemv(xs, w, index=np.array(ids), bias=bias, out_dtype="float32", **XLA))
+    for i, e in np.ndenumerate(ids):
+        if not 0 <= e < entries:
+            assert np.isnan(y[i]).all()
+            continue
+        p = problems[e]
+        expected = xs[i].astype(np.float64) @ p.weight().T + np.asarray(p.bias, np.float64)
+        np.testing.assert_array_equal(y[i], expected)
+
+
+def test_vmap(elsewhere, rng):
+    """Over x: few rows each, many of one matrix. Over weights: each meets its own."""
+    p = make(rng, 6, "bfloat16", Case(96, 20, 64, 32, "offset"), exact=True)
+    product = jax.vmap(lambda x, w: gemv(x, w, out_dtype="float32", **XLA), (0, None))
+    np.testing.assert_array_equal(product(p.x.reshape(8, 12, 64), p.tensor).reshape(96, 20), p.answer())
+    ws = jax.tree.map(lambda a: np.stack([a, a[::-1]]), p.tensor)
+    y = jax.vmap(product, (None, 0))(p.x.reshape(8, 12, 64), ws).reshape(2, 96, 20)
+    np.testing.assert_array_equal(y, [p.answer(), p.answer()[:, ::-1]])
+
+
+def test_codebook(elsewhere, rng):
+    codebook = np.array([-1, -0.5, 0.25, 1], np.float32)
+    p = make(rng, 2, "bfloat16", Case(70, 6, 64, 16), exact=True)
+    w = QuantizedTensor(packed=p.packed, scale=p.scale, codebook=codebook, bits=2)
+    expected = p.x.astype(np.float64) @ np.asarray(w.dequantize(jnp.float32), np.float64).T
+    np.testing.assert_array_equal(gemv(p.x, w, out_dtype="float32", **XLA), expected)
+
+
+# What is asked of the compiler.
+
+
+def dots(rows, platform="tpu", x="float32", f=gemv, **options) -> list[str]:
+    text = lowered(platform, lambda x, w: f(x, w, **options), spec(rows, 256, dtype=x), weight())
+    return [line for line in text.splitlines() if "dot_general" in line]
+
+
+@pytest.mark.parametrize("asked", [None, "tensorfloat32", "highest", "BF16_BF16_F32_X3"])
+def test_default_matmul_precision(asked):
+    """As of `jnp.dot`, from more than 64 rows on: where the product is called, and not where it is compiled."""
+
+    def at(x, w):
+        with jax.default_matmul_precision(asked):
+            return gemv(x, w)
+
+    def of_jnp(x, w):
+        with jax.default_matmul_precision(asked):
+            return jnp.dot(x, jnp.zeros((256, 48), jnp.float32))
+
+    def gradient(x, w):
+        return jax.grad(lambda x: at(x, w).sum())(x)
+
+    def asks(lines):
+        return [line.split("precision = ")[1].split(" : ")[0].split("}")[0] for line in lines]
+
+    expected = asks(dots(65, f=of_jnp))
+    assert asks(dots(65, f=at)) == expected
+    assert asks(dots(65, f=gradient)) == expected
+    assert ("HIGHEST" in expected[0]) == (asked == "highest")
+    assert "HIGHEST" in asks(dots(64, f=at))[0]
+
+
+def test_reference_keeps_to_float32():
+    """It is the oracle, for any number of rows."""
+    for x in ("bfloat16", "float32"):
+        (dot,) = dots(512, x=x, f=reference.gemv)
+        assert "HIGHEST" in dot
+        assert "bf16" not in dot
+
+
+@pytest.mark.parametrize("x", ["bfloat16", "float16"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_16_bits_meet_16_bits(x, implementation):
+    """And give float32."""
+    (dot,) = dots(65, x=x, implementation=implementation)
+    kind = {"bfloat16": "bf16", "float16": "f16"}[x]
+    assert f"(tensor<65x256x{kind}>, tensor<48x256x{kind}>) -> tensor<65x48xf32>" in dot
