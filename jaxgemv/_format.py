@@ -83,7 +83,7 @@ def _unpack(packed, *, bits, k):
             packed.reshape(*packed.shape[:-1], packed.shape[-1] // 4, 4), jnp.uint32
         )
     count, words = _block(bits)
-    # A block's codes come in runs of one word of bits, that lies in one or two words: from these the run, from it a code.
+    # Codes come in runs that fit into a word of their own: that is put together from one word or two, and gives a code.
     run = count if words == 1 else 4
     word, shift = _places(bits, run)
     blocks = -(-packed.shape[-1] // words)

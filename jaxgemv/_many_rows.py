@@ -5,7 +5,7 @@ is what it would be with a dense weight of x's dtype: codes become float32 weigh
 bfloat16, and sums are in float32. In float16 a weight must lie within 65504, and what is below 6e-5 loses bits, as in
 any float16 model. With float32 x the matmul has `jax.default_matmul_precision`, as `jnp.dot` has.
 
-A GPU does the former in one loop, that reads packed words and writes weights of 16 bits; these are all that is allocated.
+A GPU makes the weight in one loop, which reads packed words and writes 16 bits; nothing else of its size is allocated.
 """
 
 from collections.abc import Mapping

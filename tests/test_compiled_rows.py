@@ -4,7 +4,7 @@ Up to 64 rows nothing. Above, one copy of one weight in x's dtype, which one loo
 """
 
 import re
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import h200
@@ -82,13 +82,12 @@ def test_ragged(bits):
 
 
 @pytest.mark.parametrize(("x", "kind"), [("float16", "f16"), ("float32", "f32")])
-def test_dtype_of_x(x, kind):
-    for implementation in (None, "xla"):
-        program = compiled(
-            lambda x, w: gemv(x, w, implementation=implementation), array(MANY, K, dtype=x), weight(dtype=x)
-        )
-        assert written(program, N * K) == [kind]
-        assert temporaries(program) <= N * K * jnp.dtype(x).itemsize + SLACK
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_dtype_of_x(x, kind, implementation):
+    f = partial(gemv, implementation=implementation)
+    program = compiled(f, array(MANY, K, dtype=x), weight(dtype=x))
+    assert written(program, N * K) == [kind]
+    assert temporaries(program) <= N * K * jnp.dtype(x).itemsize + SLACK
 
 
 def test_parts_around():
@@ -119,7 +118,7 @@ def test_gradient():
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("rows", [MANY, 64])
 def test_layers(bits, rows):
-    """A loop over layers, by index and by scan: one layer's weight at a time, or none at all; x is carried on, twice."""
+    """A loop over layers, by index and by scan: a layer's weight at a time, or none at all; x is carried, twice."""
     x, w = array(rows, K), weight(bits, stack=(LAYERS,), n=K)
     carried = 2 * 2 * rows * K
 
@@ -140,7 +139,7 @@ def test_layers(bits, rows):
 
 @pytest.mark.parametrize("slices", [4, 16])
 def test_experts(slices):
-    """Many rows each: a small weight or some at a time. Of twice as many slices as experts those of one are put together."""
+    """Many rows each: some small weights at a time. Of twice as many slices as experts, those of one come together."""
     x, ids = array(slices, 128, K), array(slices, dtype="int32")
     program = compiled(lambda x, w, i: gemv(x, w, index=i), x, weight(stack=(8,)), ids)
     moved = 3 * 2 * slices * 128 * (N + K) if slices == 16 else 0

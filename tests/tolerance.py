@@ -62,7 +62,7 @@ def assert_close(
     contract: bool = False,
     more: np.ndarray | float = 0.0,
 ) -> None:
-    """`factor` 2 is for two results that may each err; `worst` is for errors that do not average out; `more` adds up."""
+    """`factor` 2: two results that may each err; `worst`: errors that do not average out; `more` adds up."""
     assert y.dtype == dtype
     assert y.shape == exact.shape
     error = np.abs(np.asarray(y, np.float64) - exact)
