@@ -83,6 +83,9 @@ def gemv(
     - implementation: None for the best one of the platform that is compiled for; "cuda", "cpu" or "xla" by name,
       and then a missing one is an error.
 
+    Where more than 64 rows of x meet one matrix, its weights may be rounded once to the dtype of 16-bit x, and float32
+    x follows `jax.default_matmul_precision`. Up to 64, all is in float32.
+
     Raises TypeError for dtypes, ValueError for shapes and values, while tracing; NotImplementedError for a combination
     that the named implementation lacks, while tracing or lowering.
     """

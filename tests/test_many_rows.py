@@ -104,7 +104,8 @@ def test_index(elsewhere, ids, x, rng):
 
 def test_vmap(elsewhere, rng):
     """Over x: few rows each, many of one matrix. Over weights: each meets its own."""
-    p = make(rng, 6, "bfloat16", Case(96, 20, 64, 32, "offset"), exact=True)
+    # jaxlib 0.8 has no batched product of bfloat16 on a CPU.
+    p = make(rng, 6, "float32", Case(96, 20, 64, 32, "offset"), exact=True)
     product = jax.vmap(lambda x, w: gemv(x, w, out_dtype="float32", **XLA), (0, None))
     np.testing.assert_array_equal(product(p.x.reshape(8, 12, 64), p.tensor).reshape(96, 20), p.answer())
     ws = jax.tree.map(lambda a: np.stack([a, a[::-1]]), p.tensor)
