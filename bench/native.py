@@ -83,6 +83,20 @@ class Native:
         return us
 
 
+class HostClock:
+    """The stopwatch of Native, for a CPU. scratch: what is read to empty the caches."""
+
+    def __init__(self, library: ctypes.CDLL, scratch_bytes: int):
+        self._elapsed = library.jaxgemv_bench_elapsed
+        self._elapsed.restype = ctypes.c_double
+        for target in (START, STOP):
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
+        self.scratch = jnp.ones((scratch_bytes // 4,), jnp.uint32)
+
+    def elapsed_us(self) -> float:
+        return self._elapsed()
+
+
 def load(device) -> tuple[ctypes.CDLL | None, str | None]:
     """Compiles the sources, once, together with the package's kernels: (library, None) or (None, why not)."""
     compiler = nvcc()
@@ -108,13 +122,16 @@ def load(device) -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def load_reader() -> tuple[ctypes.CDLL | None, str | None]:
-    """Compiles the read floor of a CPU, for this processor: (library, None) or (None, why not)."""
+    """Compiles the read floor and the stopwatch of a CPU, for this one: (library, None) or (None, why not)."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         return None, "no C++ compiler in $CXX or on PATH"
-    source = _HERE / "read.cc"
-    command = [compiler, "-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread", str(source)]
-    recipe = hashlib.sha256(f"{command} {platform.node()}".encode() + source.read_bytes())
+    sources = [_HERE / "read.cc", _HERE / "clock.cc"]
+    command = [compiler, "-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread"]
+    command += ["-isystem", jax.ffi.include_dir(), *map(str, sources)]
+    recipe = hashlib.sha256(f"{command} {platform.node()} {jax.__version__}".encode())
+    for source in sources:
+        recipe.update(source.read_bytes())
     return _compiled(command, recipe.hexdigest())
 
 
