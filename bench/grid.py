@@ -1,9 +1,8 @@
 """`python -m bench --grid`: a few hundred products of every kind, each beside XLA's dense one. Where do we lose?"""
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import groupby
 
@@ -54,11 +53,15 @@ class Grid:
 
     def rows(self, cells: list[Cell], starts: Callable) -> Iterator[Row]:
         """One for each cell. starts: is told what comes next."""
-        workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
-        with ThreadPoolExecutor(workers) as pool:
-            for (shape, dtype), alike in groupby(cells, lambda c: (c.shape, c.dtype)):
-                starts(f"{shape[0]} x {shape[1]}, x {dtype}")
-                yield from _Alike(self, list(alike), pool).rows()
+        with ThreadPoolExecutor(min(16, host_systems.THREADS)) as pool:
+            for (n, k), of_shape in groupby(cells, lambda c: c.shape):
+                starts(f"{n} x {k}, compiling")
+                alike = [_Alike(self, list(group), pool) for _, group in groupby(of_shape, lambda c: c.dtype)]
+                for each in alike:  # all of them first: nothing compiles while something is timed
+                    each.wait()
+                while alike:
+                    starts(f"{n} x {k}, x {alike[0].dtype}")
+                    yield from alike.pop(0).rows()  # whose memory is then free
 
     def method(self) -> dict:
         """How all was measured."""
@@ -75,7 +78,7 @@ class Grid:
 
 
 class _Alike:
-    """Cells of one shape and type of x: they share XLA's dense products. All is compiled, then all is timed."""
+    """Cells of one shape and type of x: they share XLA's dense products. Threads of the pool compile."""
 
     def __init__(self, grid: Grid, cells: list[Cell], pool):
         self.grid, self.cells = grid, cells
@@ -97,8 +100,9 @@ class _Alike:
             ours = pool.submit(chain.program, gemv, self.x[c.rows], [w] * count, scratch)
             check = pool.submit(lambda *each: jax.jit(_error).lower(*each).compile(), self.x[c.rows], w, y)
             self.programs.append((ours, check))
-        for future in (*self.dense_programs.values(), *(f for each in self.programs for f in each)):
-            future.exception()  # waits: nothing compiles while something is timed
+
+    def wait(self) -> None:
+        wait((*self.dense_programs.values(), *(future for each in self.programs for future in each)))
 
     def rows(self) -> Iterator[Row]:
         for cell, programs, count in zip(self.cells, self.programs, self.counts):
