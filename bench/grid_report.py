@@ -156,7 +156,8 @@ def notes(method: dict) -> list[str]:
     )
     return [
         f"Losing: {limits}.",
-        "us: one call in jit that needs the y of the one before it, cold weights; cells that lose were timed twice.",
+        "us: one call in jit that needs the y of the one before it, cold weights.",
+        "A cell that loses was timed again, in turns with XLA.",
         f"What feeds a y to the next call takes (us) {links}; that is subtracted from ours and XLA's.",
         f"floor: {method['floor']}.",
         f"--seed {method['seed']}: {method['cells']} cells in {method['seconds']:.0f} s.",

@@ -1,6 +1,7 @@
 """The grid of the benchmark: every pair of values is in it, and a run says of each cell what it found."""
 
 import json
+from collections import Counter
 from itertools import combinations
 
 import jax
@@ -32,6 +33,13 @@ def test_every_pair_of_values_occurs(platform, seed):
     for one, other in combinations(dimensions, 2):
         found = {(getattr(cell, one), getattr(cell, other)) for cell in cells}
         assert found == {(a, b) for a in dimensions[one] for b in dimensions[other]}
+
+
+def test_all_values_occur_about_as_often():
+    cells = grid_cells.cells("gpu", 0, 300, {})
+    for name, values in DIMENSIONS.items():
+        counts = Counter(getattr(cell, name) for cell in cells)
+        assert min(counts.values()) > len(cells) / len(values) / 3, name
 
 
 def test_seeds():
@@ -97,7 +105,7 @@ def test_a_run(small, tmp_path):
     method = {**small.method(), "grid": True, "seed": 0, "cells": len(rows), "seconds": 1.0}
     method["summary"] = grid_report.summary(rows)
     assert [s["cells"] for s in method["summary"]] == [2, 1, 0]
-    assert len(grid_report.notes(method)) == 5
+    assert len(grid_report.notes(method)) == 6
     env = environment.environment(jax.devices(DEVICE)[0], "commit")
     path = report.save(tmp_path / "grid.json", env, method, rows)
     assert [r["format"] for r in json.loads(path.read_text())["rows"]] == [c.format for c in CELLS]
