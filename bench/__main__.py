@@ -7,10 +7,12 @@
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
 - `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that supports a problem, beside the one that is chosen
 - `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch and llama.cpp
+- `python -m bench --grid --seed 1`: some 300 products of every kind, and those that are slower than XLA's dense product
 - `python -m bench --plot FILE.json`: draws an earlier result again, with --shapes the shapes that you name
 """
 
 import argparse
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench import (
     environment,
     floor,
+    grid,
+    grid_cells,
+    grid_plot,
+    grid_report,
     host_systems,
     measure,
     native,
@@ -62,6 +68,10 @@ def main() -> None:
         set_cpu_isa(args.isa)
     if device.platform not in PLANS:
         raise SystemExit(f"bench: no plan for platform {device.platform!r}; use --platform cpu")
+    if args.grid:
+        _grid(device, args)
+        return
+    args.rows = args.rows or [1]
     plan = PLANS[device.platform]
     if args.quick:
         plan = plan._replace(repeats=5)
@@ -72,12 +82,10 @@ def main() -> None:
     if not cells:
         raise SystemExit("bench: nothing to measure; see SYSTEMS in bench/systems.py")
 
-    # Progress goes to stderr, so that the table alone can be piped.
-    console = Console(width=None if Console().is_terminal else 180)
+    console = _console()
     env = environment.environment(device, args.commit)
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     rows: list[report.Row] = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with _progress() as progress:
         task = progress.add_task("compiling, reading", total=len(cells) * len(args.rows))
         read, library = _floor(device, plan, cells)
         if args.no_jit and library is None:
@@ -109,6 +117,41 @@ def main() -> None:
         console.print(f"saved to {path}; {_plot(path)}", markup=False)
 
 
+def _console() -> Console:
+    return Console(width=None if Console().is_terminal else 180)
+
+
+def _progress() -> Progress:
+    """On stderr, so that the table alone can be piped."""
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _grid(device, args) -> None:
+    chosen = {
+        name: [value for value in grid_cells.DIMENSIONS[name] if _chosen(wanted, value)]
+        for name, wanted in (("dtype", args.dtypes), ("format", args.formats))
+    }
+    chosen |= {"shape": args.shapes, "rows": args.rows}
+    cells = grid_cells.cells(device.platform, args.seed, args.cells, chosen)
+    env = environment.environment(device, args.commit)
+    with _progress() as progress:
+        task = progress.add_task("compiling, reading", total=len(cells))
+        rows, method = grid.run(device, cells, progress, task)
+        progress.update(task, description="done")
+    method |= {"seed": args.seed, "cells": len(cells), "summary": grid_report.summary(rows)}
+    console = _console()
+    for table in (grid_report.losing_table(rows, env["device"]), grid_report.problem_table(rows)):
+        if table.row_count:
+            console.print(table)
+    console.print(grid_report.summary_table(rows))
+    for line in grid_report.notes(method):
+        console.print(line, markup=False, highlight=False)
+    if args.save or args.out:
+        path = report.save(args.out, env, {"grid": True, **method}, rows, "-grid")
+        console.print(f"saved to {path}; {_plot(path)}", markup=False)
+
+
 def _tune(device, plan, args) -> None:
     library, missing = native.load(device) if device.platform == "gpu" else (None, "no GPU")
     if library is None:
@@ -120,11 +163,12 @@ def _tune(device, plan, args) -> None:
         if system.format not in ("f16", "bf16"):
             each = tune.tune(system, n, k, dtype, args.rows, plan, library)
             results += [(n, k, dtype, system.format, *one) for one in each]
-    Console(width=None if Console().is_terminal else 180).print(tune.table(results))
+    _console().print(tune.table(results))
 
 
 def _plot(path: Path, shapes: list[tuple[int, int]] | None = None) -> str:
-    picture = plot.draw(path, shapes)
+    method = json.loads(path.read_text())["method"]
+    picture = grid_plot.draw(path) if "grid" in method else plot.draw(path, shapes)
     return f"plot: {picture}" if picture else "no plot: no matplotlib, or nothing to draw"
 
 
@@ -208,10 +252,13 @@ def _arguments():
     parser.add_argument(
         "--shapes", "--only", type=_shapes, metavar="NxK,...", help="instead of the usual ones"
     )
-    parser.add_argument("--rows", type=_numbers, default=[1], metavar="M,...", help="rows of x (default: 1)")
+    parser.add_argument("--rows", type=_numbers, metavar="M,...", help="rows of x (default: 1)")
     parser.add_argument("--formats", type=words, metavar="NAME,...", help="int2, int4, int8, f16, bf16, f32")
     parser.add_argument("--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA, torch, gemlite")
     parser.add_argument("--dtypes", type=words, metavar="NAME,...", help="of x: float16, bfloat16, float32")
+    parser.add_argument("--grid", action="store_true", help="many kinds of products, beside XLA's dense one")
+    parser.add_argument("--seed", type=int, default=0, help="which cells the grid has (default: 0)")
+    parser.add_argument("--cells", type=int, default=300, help="how many, at least (default: 300)")
     parser.add_argument(
         "--save", action="store_true", help="write JSON and PNG to bench/results/<device>-<date>"
     )

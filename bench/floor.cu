@@ -1,7 +1,7 @@
 // The read floor: a kernel that reads a buffer once with 16-byte loads and does nothing else. No
 // kernel that needs those bytes can be much faster, launched the same way; see floor.py.
 
-#include "floor.h"
+#include "graph.h"
 
 namespace {
 
@@ -54,4 +54,22 @@ cudaError_t launch_read(const void* data, int64_t bytes, int64_t ctas_per_sm, in
   read_kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), 0, stream>>>(
       static_cast<const uint4*>(data), static_cast<uint32_t>(count));
   return cudaGetLastError();
+}
+
+extern "C" const char* jaxgemv_bench_error(int status) {
+  return cudaGetErrorString(static_cast<cudaError_t>(status));
+}
+
+// Each call reads the next part of scratch, and begins again where that ends.
+extern "C" float jaxgemv_bench_reads(Scratch scratch, int64_t bytes, int calls, int replays,
+                                     int64_t ctas_per_sm, int64_t threads) {
+  const int64_t stride = (bytes + 255) / 256 * 256;
+  const int64_t parts = std::max<int64_t>(1, scratch.bytes / stride);
+  return time_graph(calls, replays, scratch, [&](cudaStream_t stream) {
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < calls && status == cudaSuccess; ++i)
+      status = launch_read(static_cast<const char*>(scratch.data) + i % parts * stride, bytes,
+                           ctas_per_sm, threads, stream);
+    return status;
+  });
 }

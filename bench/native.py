@@ -28,10 +28,14 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL, scratch_bytes: int):
         self._library = library
-        for name in ("products", "reads", "elapsed"):
-            getattr(library, f"jaxgemv_bench_{name}").restype = ctypes.c_float
-        for name in ("error", "kernel"):
-            getattr(library, f"jaxgemv_bench_{name}").restype = ctypes.c_char_p
+        results = {
+            ctypes.c_float: ("products", "reads", "elapsed"),
+            ctypes.c_char_p: ("error", "kernel"),
+        }
+        for result, names in results.items():
+            for name in names:
+                if hasattr(library, f"jaxgemv_bench_{name}"):  # not those of kernels that were not compiled
+                    getattr(library, f"jaxgemv_bench_{name}").restype = result
         for target in (START, STOP):
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="CUDA")
         key = jax.random.key(1, impl="rbg")
@@ -83,8 +87,25 @@ class Native:
         return us
 
 
-def load(device) -> tuple[ctypes.CDLL | None, str | None]:
-    """Compiles the sources, once, together with the package's kernels: (library, None) or (None, why not)."""
+class HostClock:
+    """The stopwatch of Native, for a CPU. scratch: what is read to empty the caches."""
+
+    def __init__(self, library: ctypes.CDLL, scratch_bytes: int):
+        self._elapsed = library.jaxgemv_bench_elapsed
+        self._elapsed.restype = ctypes.c_double
+        for target in (START, STOP):
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
+        self.scratch = jnp.ones((scratch_bytes // 4,), jnp.uint32)
+
+    def elapsed_us(self) -> float:
+        return self._elapsed()
+
+
+def load(device, *, kernels: bool = True) -> tuple[ctypes.CDLL | None, str | None]:
+    """Compiles the sources, once: (library, None) or (None, why not).
+
+    kernels: with those of the package, which takes minutes; product_us and last_kernel need them.
+    """
     compiler = nvcc()
     if compiler is None:
         return None, "no nvcc on PATH or in CUDA_HOME"
@@ -99,22 +120,29 @@ def load(device) -> tuple[ctypes.CDLL | None, str | None]:
     ]
     options += ["-isystem", jax.ffi.include_dir()]
     recipe = hashlib.sha256(f"{options} {jax.__version__}".encode())
-    # All but XLA's and Python's side of the backend.
-    kernels = [*_CUDA.rglob("*.cu"), *(_CUDA / f"{name}.cc" for name in ("device", "launch", "table"))]
-    sources = sorted([*_HERE.glob("*.cu"), *kernels])
-    for file in sorted([*sources, *_HERE.glob("*.h"), *_CUDA.rglob("*.*h"), *_CUDA.parent.glob("*.h")]):
+    sources, headers = [_HERE / "clock.cu", _HERE / "floor.cu"], list(_HERE.glob("*.h"))
+    if kernels:
+        # All but XLA's and Python's side of the backend.
+        sources += [*_CUDA.rglob("*.cu"), *(_CUDA / f"{name}.cc" for name in ("device", "launch", "table"))]
+        sources.append(_HERE / "graph.cu")
+        headers += [*_CUDA.rglob("*.*h"), *_CUDA.parent.glob("*.h")]
+    sources.sort()
+    for file in sorted([*sources, *headers]):
         recipe.update(file.read_bytes())
     return _compiled([compiler, *options, *map(str, sources)], recipe.hexdigest())
 
 
 def load_reader() -> tuple[ctypes.CDLL | None, str | None]:
-    """Compiles the read floor of a CPU, for this processor: (library, None) or (None, why not)."""
+    """Compiles the read floor and the stopwatch of a CPU, for this one: (library, None) or (None, why not)."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         return None, "no C++ compiler in $CXX or on PATH"
-    source = _HERE / "read.cc"
-    command = [compiler, "-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread", str(source)]
-    recipe = hashlib.sha256(f"{command} {platform.node()}".encode() + source.read_bytes())
+    sources = [_HERE / "read.cc", _HERE / "clock.cc"]
+    command = [compiler, "-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread"]
+    command += ["-isystem", jax.ffi.include_dir(), *map(str, sources)]
+    recipe = hashlib.sha256(f"{command} {platform.node()} {jax.__version__}".encode())
+    for source in sources:
+        recipe.update(source.read_bytes())
     return _compiled(command, recipe.hexdigest())
 
 

@@ -104,11 +104,11 @@ def notes(rows: list[Row], how: str, empty_us: float | None) -> list[str]:
     return lines
 
 
-def save(path: Path | None, env: dict, method: dict, rows: list[Row]) -> Path:
-    """Writes the JSON, by default to bench/results/<device>-<date>.json."""
+def save(path: Path | None, env: dict, method: dict, rows: list, kind: str = "") -> Path:
+    """Writes the JSON, by default to bench/results/<device>-<date><kind>.json."""
     if path is None:
         slug = re.sub(r"[^a-z0-9]+", "-", env["device"].lower()).strip("-")
-        path = RESULTS / f"{slug}-{env['date'][:10]}.json"
+        path = RESULTS / f"{slug}-{env['date'][:10]}{kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"environment": env, "method": method, "rows": [asdict(r) for r in rows]}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

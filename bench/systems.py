@@ -93,14 +93,14 @@ def _int4(seed, n, k, dtype, *, group=None):
     return _codes(seed, n, k), *_affine(n, groups, range(-8, 8), dtype)
 
 
-def _dot(x, w):
+def dot(x, w):
     """x @ w.T, without the copy of w.T that XLA would make on a CPU."""
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
 
 
 def _scaled_dot(x, w):
     codes, scale, _ = w
-    return _dot(x, codes.astype(x.dtype)) * scale
+    return dot(x, codes.astype(x.dtype)) * scale
 
 
 def _dequantized(w, dtype):
@@ -112,7 +112,7 @@ def _dequantized(w, dtype):
 
 
 def _dequantizing_dot(x, w):
-    return _dot(x, _dequantized(w, x.dtype))
+    return dot(x, _dequantized(w, x.dtype))
 
 
 @jax.jit
@@ -137,8 +137,8 @@ SYSTEMS = (
     _jaxgemv("int2 g128", {"gpu": ("float16", "bfloat16")}, partial(_quantized, bits=2, group=128)),
     _jaxgemv("f16", _F16, _matrix),
     _jaxgemv("bf16", _BF16, _matrix),
-    System("XLA", "f32", {"cpu": ("float32",)}, _matrix, _dot),
-    System("XLA", "bf16", _BF16 | {"cpu": ("bfloat16",)}, _matrix, _dot),
+    System("XLA", "f32", {"cpu": ("float32",)}, _matrix, dot),
+    System("XLA", "bf16", _BF16 | {"cpu": ("bfloat16",)}, _matrix, dot),
     # XLA's best int4 is the better of these two.
     System("XLA", "int4 channel", _BF16, _int4, _scaled_dot),
     System("XLA", "int4 g128", _BF16, partial(_int4, group=128), _dequantizing_dot),
