@@ -4,8 +4,8 @@
 // fixed point, with a quantum for each run of codes, and is cut into slices, signed bytes or 16-bit
 // words; products of slices and codes are summed exactly, and become float32 once a run.
 //
-// A vector of weights needs no unpacking but shifts and masks: unit i of it, as wide as a slice,
-// holds codes i * kSteps .. + kSteps, and the slices of x are put in the same order beforehand.
+// Weights are unpacked in the order that takes the fewest instructions (common/codes.h), and the
+// slices of x are put in the same order beforehand.
 #pragma once
 
 #include "common/codes.h"
@@ -39,8 +39,9 @@ struct Int8Dot : SlicedX<C> {
 
   // Groups are whole blocks, or blocks are whole groups and these whole lanes.
   static bool supports(const Problem& p, const Operands&) {
-    return p.M <= kDotRows && (p.group >= p.K || p.group % XPacked::kCodes == 0 ||
-                               (XPacked::kCodes % p.group == 0 && p.group % (32 / C::kBits) == 0));
+    return p.M <= kDotRows &&
+           (p.group >= p.K || p.group % XPacked::kCodes == 0 ||
+            (XPacked::kCodes % p.group == 0 && p.group % (XPacked::kCodes / kLanes) == 0));
   }
 
   // Sums of a run, in quanta.
@@ -77,51 +78,42 @@ struct Int8Dot : SlicedX<C> {
     }
   }
 
-  // Of a row of weights: its offsets' part of the sums, and its factors, scale * quantum:
-  // [row of x][run], or where blocks hold several groups [..][block][lane]. `scales` is scratch.
+  // Of a row of weights: its offsets' part of the sums, and [row of x][run] scale * quantum; or where
+  // blocks hold several groups [group] scale alone. `params` is scratch.
   template <int kXRows, bool kNarrow>
   static void load_row(const Problem& p, const Operands& o, Index stack, Index n,
-                       const Shape& shape, const Packed& x, Ints group_of_lane, float* scales,
-                       float* factors, Floats (&shift)[kXRows]) {
+                       const Shape& shape, const Packed& x, float* params, float* factors,
+                       Floats (&shift)[kXRows]) {
     const Index groups = padded(shape.groups), runs = padded(shape.runs);
-    const bool is_direct = !kNarrow && shape.group_runs == 1;
-    Floats sum[kXRows] = {};
-    for (Index g = 0; g < groups; g += kLanes) {
-      const GroupParams params = group_params<C>(p, o, stack, n, g, shape.groups);
-      if (!is_direct) store_floats(scales + g, params.scale);
-      JAXGEMV_UNROLL
-      for (int m = 0; m < kXRows; ++m) {
-        sum[m] += params.offset * load_floats(x.sums + m * groups + g);
-        if (is_direct)
-          store_floats(factors + m * runs + g, params.scale * load_floats(x.quanta + m * runs + g));
-      }
-    }
+    float *scales = kNarrow ? factors : params, *offsets = params + groups;
+    read_params<C>(p, o, stack, n, shape.groups, scales, offsets);
     JAXGEMV_UNROLL
     for (int m = 0; m < kXRows; ++m, factors += shape.factors_size) {
-      shift[m] = sum[m];
+      Floats sum = {};
+      for (Index g = 0; g < groups; g += kLanes)
+        sum += load_floats(offsets + g) * load_floats(x.sums + m * groups + g);
+      shift[m] = sum;
+      if (kNarrow) continue;
       const float* quanta = x.quanta + m * runs;
-      if (kNarrow) {
-        const Index block_groups = XPacked::kCodes / p.group;
-        for (Index block = 0; block < shape.blocks; ++block)
-          store_floats(
-              factors + block * kLanes,
-              lookup(load_floats(scales + block * block_groups), group_of_lane) * quanta[block]);
-      } else if (!is_direct) {
-        for (Index run = 0, g = 0; run < shape.runs; ++g)
-          for (Index i = 0; i < shape.group_runs; ++i, ++run)
-            factors[run] = scales[g] * quanta[run];
+      if (shape.group_runs == 1) {
+        for (Index g = 0; g < groups; g += kLanes)
+          store_floats(factors + g, load_floats(scales + g) * load_floats(quanta + g));
+        continue;
       }
+      for (Index run = 0, g = 0; run < shape.runs; ++g)
+        for (Index i = 0; i < shape.group_runs; ++i, ++run) factors[run] = scales[g] * quanta[run];
     }
   }
 
   // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
-  template <int kXRows, int kSlices, bool kNarrow, int kCount = kSumsAtOnce / kXRows>
-  static void multiply(const C& codes, const Problem& p, const Shape& shape, const float* slices,
+  template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
+  static void multiply(const C& codes, const Shape& shape, const Packed& x,
                        const uint8_t* const (&rows)[kCount], const float* factors,
                        Floats (&total)[kCount][kXRows]) {
-    const Index words = row_bytes(p.K, C::kBits) / 4, blocks = shape.blocks;
+    const Index words = shape.words, blocks = shape.blocks;
     const Index size = shape.factors_size;
     const Index whole_blocks = shape.whole_blocks, group_size = shape.group_blocks;
+    const float* slices = x.slices;
     Floats acc[kCount][kXRows] = {};
     Index group_end = group_size;
     for (Index block = 0; block < blocks;) {
@@ -133,20 +125,15 @@ struct Int8Dot : SlicedX<C> {
         for (int r = 0; r < kCount; ++r) {
           const uint8_t* from = rows[r] + block * XPacked::kBytes;
           __builtin_prefetch(from + kAhead);
-          w[r] = block < whole_blocks ? load_words(from) : load_words(from, words % kLanes);
+          w[r] = load_words(from, block < whole_blocks ? XPacked::kWords : words % XPacked::kWords);
         }
         add_block(codes, w, slices, sum);
       }
       JAXGEMV_UNROLL
       for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
-      for (int m = 0; m < kXRows; ++m) {
-        const float* at = factors + (r * kXRows + m) * size;
-        if constexpr (kNarrow)
-          acc[r][m] += value_of(sum[r][m]) * load_floats(at);
-        else
-          acc[r][m] += value_of(sum[r][m]) * *at;
-      }
-      factors += kNarrow ? kLanes : 1;
+      for (int m = 0; m < kXRows; ++m)
+        acc[r][m] += value_of(sum[r][m]) * factors[(r * kXRows + m) * size];
+      ++factors;
       if (end == group_end) group_end += group_size;
     }
     JAXGEMV_UNROLL
@@ -154,10 +141,42 @@ struct Int8Dot : SlicedX<C> {
     for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
   }
 
-  // A row's scales, with a vector behind the last, and the factors.
+  // The same where blocks hold several groups. One row after another, whose sums then stay in
+  // registers while they are scaled: with all at once int4 in groups of 32 took 6.6 ns a block,
+  // and not 4.6 (docs/cpu-notes.md).
+  template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
+  static void multiply_narrow(const C& codes, const Shape& shape, const Packed& x,
+                              const uint8_t* const (&rows)[kCount], const float* scales,
+                              Ints group_of_lane, Floats (&total)[kCount][kXRows]) {
+    const Index words = shape.words, size = shape.factors_size * kXRows;
+    const Index runs = padded(shape.runs);
+    const float *slices = x.slices, *quanta = x.quanta;
+    Floats acc[kCount][kXRows] = {};
+    for (Index block = 0; block < shape.blocks; ++block, ++quanta) {
+      const Index count = block < shape.whole_blocks ? XPacked::kWords : words % XPacked::kWords;
+      JAXGEMV_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        const uint8_t* from = rows[r] + block * XPacked::kBytes;
+        __builtin_prefetch(from + kAhead);
+        const Ints w[1] = {load_words(from, count)};
+        Ints sum[1][kXRows][kSlices] = {};
+        add_block(codes, w, slices, sum);
+        const Floats scale = lookup(load_floats(scales + r * size), group_of_lane);
+        JAXGEMV_UNROLL
+        for (int m = 0; m < kXRows; ++m)
+          acc[r][m] += value_of(sum[0][m]) * quanta[m * runs] * scale;
+      }
+      slices += kSteps * kXRows * kSlices * kLanes, scales += shape.block_groups;
+    }
+    JAXGEMV_UNROLL
+    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
+    for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
+  }
+
+  // A row's scales and offsets, and the factors.
   static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
-    return padded(shape.groups) + kLanes + kSumsAtOnce * shape.factors_size;
+    return 2 * padded(shape.groups) + kSumsAtOnce * shape.factors_size;
   }
 
   template <int kXRows, int kSlices, bool kNarrow>
@@ -167,10 +186,10 @@ struct Int8Dot : SlicedX<C> {
     const C codes(p, o, stack);
     const Epilogue epilogue = {p, o, slice, stack};
     const Shape shape(p);
-    float* factors = scratch + padded(shape.groups) + kLanes;
+    float* factors = scratch + 2 * padded(shape.groups);
     int32_t lane_group[kLanes] = {};
     for (int lane = 0; kNarrow && lane < kLanes; ++lane)
-      lane_group[lane] = static_cast<int32_t>(lane * 32 / C::kBits / p.group);
+      lane_group[lane] = lane * XPacked::kCodes / kLanes / static_cast<int>(p.group);
     const Ints group_of_lane = load_ints(lane_group);
     // Of a gated activation half of the rows are the others' partners.
     const int streams = is_gated(p.activation) ? kCount / 2 : kCount;
@@ -184,10 +203,13 @@ struct Int8Dot : SlicedX<C> {
         const Index n =
             min_of(begin + i + r % streams * step, end - 1) + (r < streams ? 0 : p.N / 2);
         rows[r] = row_of(p, o, stack, n);
-        load_row<kXRows, kNarrow>(p, o, stack, n, shape, x, group_of_lane, scratch,
+        load_row<kXRows, kNarrow>(p, o, stack, n, shape, x, scratch,
                                   factors + r * kXRows * shape.factors_size, shift[r]);
       }
-      multiply<kXRows, kSlices, kNarrow>(codes, p, shape, x.slices, rows, factors, total);
+      if constexpr (kNarrow)
+        multiply_narrow<kXRows, kSlices>(codes, shape, x, rows, factors, group_of_lane, total);
+      else
+        multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
       for (int r = 0; r < kCount; ++r)
         for (int m = 0; m < kXRows; ++m) sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
       if (i % kLanes < kLanes - 1 && i < step - 1) continue;

@@ -23,29 +23,33 @@ template <typename C>
 struct SlicedX {
   static constexpr int kSteps = C::kSteps;
   static constexpr int kUnits = 32 * kLanes / kSliceWidth;
-  static constexpr int kCodes = kSteps * kUnits;  // in a block, a vector of weights
-  static constexpr Index kBytes = 4 * kLanes;
+  static constexpr int kCodes = kSteps * kUnits;  // in a block
+  static constexpr Index kWords = C::kWords, kBytes = 4 * kWords;
   static constexpr Index kMaxRun = kRunCodes / kCodes > 1 ? kRunCodes / kCodes : 1;  // blocks
-  static_assert(kMaxRun * 32 / C::kBits * C::kLargest < 1 << 15);
+  static_assert(kMaxRun * kCodes / kLanes * C::kLargest < 1 << 15);
   using Slice = std::conditional_t<kSliceWidth == 8, uint8_t, uint16_t>;
 
   // Worked out once: divisions are slow.
   struct Shape {
     Index blocks, whole_blocks;      // of a row of weights
-    Index groups;                    // of it
+    Index words, groups;             // of it
     Index group_blocks, group_runs;  // of a group
     Index runs;
-    bool is_narrow;      // blocks hold several groups each
+    bool is_narrow;      // blocks hold several groups each:
+    Index block_groups;  // so many
     Index factors_size;  // floats for a row of weights and one of x
 
     explicit Shape(const Problem& p) {
-      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = row_bytes(p.K, C::kBits) / kBytes;
+      words = row_bytes(p.K, C::kBits) / 4;
+      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = words / kWords;
       groups = groups_of(p);
       is_narrow = p.group < kCodes && p.group < p.K;
+      block_groups = is_narrow ? kCodes / p.group : 1;
       group_blocks = p.group >= p.K ? blocks : max_of(1, p.group / kCodes);
       group_runs = ceil_div(group_blocks, kMaxRun);
       runs = ceil_div(blocks, group_blocks) * group_runs;
-      factors_size = is_narrow ? blocks * kLanes : padded(runs);
+      // Blocks of several groups look up theirs in a vector that may reach beyond the last.
+      factors_size = is_narrow ? padded(groups) + kLanes : padded(runs);
     }
   };
 
@@ -138,9 +142,9 @@ struct SlicedX {
       Slice* to = reinterpret_cast<Slice*>(out + step * rows * slices_of(is_float) * kLanes);
       for (int slice = 0; slice < 32 / kSliceWidth; ++slice, to += kUnits)
         for (int i = 0; i < kUnits; ++i)
-          to[i] = static_cast<Slice>(fixed[i * kSteps + step] >> (slice * kSliceWidth));
+          to[i] = static_cast<Slice>(fixed[C::place(step, i)] >> (slice * kSliceWidth));
       if (is_float)
-        for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[i * kSteps + step]);
+        for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[C::place(step, i)]);
     }
     return !bad;
   }
