@@ -66,7 +66,7 @@ struct Int8Dot : SlicedX<C> {
     JAXGEMV_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       JAXGEMV_UNROLL
-      for (int m = 0; m < kXRows; ++m, slices += kSlices * kLanes) {
+      for (int m = 0; m < kXRows; ++m, slices += kAllSlices * kLanes) {
         JAXGEMV_UNROLL
         for (int r = 0; r < kCount; ++r) {
           const Ints w_step = codes.at(w[r], step);
@@ -119,7 +119,7 @@ struct Int8Dot : SlicedX<C> {
     for (Index block = 0; block < blocks;) {
       const Index end = min_of(min_of(block + XPacked::kMaxRun, group_end), blocks);
       Ints sum[kCount][kXRows][kSlices] = {};
-      for (; block < end; ++block, slices += kSteps * kXRows * kSlices * kLanes) {
+      for (; block < end; ++block, slices += kSteps * kXRows * kAllSlices * kLanes) {
         Ints w[kCount];
         JAXGEMV_UNROLL
         for (int r = 0; r < kCount; ++r) {
@@ -166,7 +166,7 @@ struct Int8Dot : SlicedX<C> {
         for (int m = 0; m < kXRows; ++m)
           acc[r][m] += value_of(sum[0][m]) * quanta[m * runs] * scale;
       }
-      slices += kSteps * kXRows * kSlices * kLanes, scales += shape.block_groups;
+      slices += kSteps * kXRows * kAllSlices * kLanes, scales += shape.block_groups;
     }
     JAXGEMV_UNROLL
     for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
@@ -211,7 +211,12 @@ struct Int8Dot : SlicedX<C> {
       else
         multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
       for (int r = 0; r < kCount; ++r)
-        for (int m = 0; m < kXRows; ++m) sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
+        for (int m = 0; m < kXRows; ++m) {
+          float& sum = sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
+          if (kSlices == kFewSlices && x.small[m].count > 0)
+            sum += x.small[m].template times<C>(
+                rows[r], factors + (r * kXRows + (kNarrow ? 0 : m)) * shape.factors_size);
+        }
       if (i % kLanes < kLanes - 1 && i < step - 1) continue;
       for (int r = 0; r < streams; ++r) {
         const Index n = begin + i / kLanes * kLanes + r * step;
@@ -224,7 +229,7 @@ struct Int8Dot : SlicedX<C> {
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,
                   Index begin, Index end, float* scratch) {
-    const Packed x(p, o, packed);
+    const Packed x(p, packed);
     const auto run_x_rows = [&]<int kXRows>(std::integral_constant<int, kXRows>) {
       const auto run_slices = [&]<int kSlices>(std::integral_constant<int, kSlices>) {
         if (Shape(p).is_narrow)
@@ -232,10 +237,10 @@ struct Int8Dot : SlicedX<C> {
         else
           run_rows<kXRows, kSlices, false>(p, o, slice, stack, x, begin, end, scratch);
       };
-      if (is_float_x(p, o))
-        run_slices(std::integral_constant<int, slices_of(true)>());
+      if (x.needs_all_slices(p))
+        run_slices(std::integral_constant<int, kAllSlices>());
       else
-        run_slices(std::integral_constant<int, slices_of(false)>());
+        run_slices(std::integral_constant<int, kFewSlices>());
     };
     if (p.M == 1)
       run_x_rows(std::integral_constant<int, 1>());
