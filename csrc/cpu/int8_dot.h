@@ -142,8 +142,7 @@ struct Int8Dot : SlicedX<C> {
   }
 
   // The same where blocks hold several groups. One row after another, whose sums then stay in
-  // registers while they are scaled: with all at once int4 in groups of 32 took 6.6 ns a block,
-  // and not 4.6 (docs/cpu-notes.md).
+  // registers while they are scaled: with all at once int8 took 7% longer (docs/cpu-notes.md).
   template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
   static void multiply_narrow(const C& codes, const Shape& shape, const Packed& x,
                               const uint8_t* const (&rows)[kCount], const float* scales,

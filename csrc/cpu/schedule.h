@@ -9,8 +9,8 @@ namespace jaxgemv::cpu {
 
 // Weights that are worth a task of their own, for one row of x.
 constexpr Index kTaskBytes = 64 << 10;
-// Weights that are worth a thread that has to be woken, which takes the one that calls 6 us and then
-// comes late: for one row of x.
+// Weights that each of several threads has to have, for one row of x: to wake one takes the caller
+// 6 us, and it comes late. (An AMD EPYC, two cores: docs/cpu-notes.md, "Every width in int8_dot".)
 constexpr Index kThreadBytes = 96 << 10;
 // Values of x that are worth the time to divide them.
 constexpr Index kPieceValues = 32 << 10;

@@ -2,8 +2,10 @@
 // they lose is multiplied by itself, so that the others need no slice more. Under the rule of
 // isa/kernels.h: internal linkage.
 //
-// An element is held to half a quantum, 2^-30 of the largest one of its run, so that one below 2^-11
-// of it may be one of these: of 4096 Gaussian values about 3.
+// An element is held to half a quantum, a quantum being about 2^-30 of the largest element of its
+// run: so one below 2^-11 of that may be one of these, about 4 of 4096 Gaussian values. Each has to
+// be right to 2^-20 of itself, since a weight may be 0 where x is large: docs/cpu-notes.md, "Every
+// width in int8_dot".
 #pragma once
 
 #include "codes.h"
