@@ -181,8 +181,8 @@ def mma(bits: int) -> list[Case]:
 
 
 def int8_dot(bits: int) -> list[Case]:
-    """Up to two rows; groups of whole blocks, or whole groups in a block of 256 / bits codes and more."""
-    block, lane = 512 // bits, 32 // bits
+    """Up to two rows; groups of whole blocks, or of whole lanes: 512 and 32 bits, or 64 codes and 4."""
+    block, lane = (64, 4) if 8 % bits else (512 // bits, 32 // bits)
     return [
         Case(1, 1, 1, "tensor", "mid"),
         Case(1, 40, 1280, block, "zero", bias=True, scale="float32"),

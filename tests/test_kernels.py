@@ -206,7 +206,7 @@ CHOSEN = [
     ("cpu", 4, "float32", Case(1, 64, 1024, 128), "int8_dot f32_panel"),
     ("cpu", 8, "bfloat16", Case(1, 64, 1024, 128, "zero"), "int8_dot f32_panel"),
     ("cpu", 4, "float32", Case(1, 64, 1000, 5), "f32_panel"),
-    ("cpu", 3, "float16", Case(1, 64, 1024, 128), "f32_panel"),
+    ("cpu", 3, "float16", Case(1, 64, 1024, 128), "int8_dot f32_panel"),
     ("cpu", 4, "float32", Case(8, 64, 1024, 128), "amx_int8 f32_panel"),
     ("cpu", 4, "bfloat16", Case(64, 64, 1024, 128), "amx_bf16 f32_panel"),
     ("cpu", 3, "bfloat16", Case(64, 64, 1024, 128), "f32_panel"),

@@ -103,7 +103,7 @@ def test_chosen(isa, rng):
 # What none of these takes: width, x, case.
 REFUSED = {
     "int8_dot": [
-        (3, "float32", Case(1, 40, 512)),
+        (1, "float32", Case(1, 40, 512, 16)),  # less than the codes of a lane
         (4, "float32", Case(3, 40, 512)),
     ],
     "amx_bf16": [
@@ -135,6 +135,35 @@ def test_the_only_kernel_cannot_take_these_values(isa, rng):
         check_one(p)
     check_one(p)
     assert last_kernel("cpu") == "f32_panel"
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_small_elements(isa, bits, rng):
+    """Few or many, whose weights alone are not zero: nothing hides what is lost of them."""
+    if not any(kernel.name == "int8_dot" and kernel.bits == bits for kernel in backends["cpu"].kernels):
+        pytest.skip(f"{isa} has no int8_dot for int{bits}")
+    n, k = 37, 1100
+    for rows, group, small in [
+        (1, 1100, 3),
+        (2, 1100, 5),
+        (1, 64, 4),
+        (2, 32, 6),
+        (1, 32, 1000),
+        (2, 128, 1000),
+    ]:
+        at = rng.permutation(k)[:small]
+        x = rng.uniform(0.5, 1, (rows, k)).astype(np.float32)
+        x[:, at] = rng.uniform(2.0**-15, 2.0**-14, (rows, small))
+        codes = np.zeros((n, k), np.uint8)
+        codes[:, at] = rng.integers(1, 1 << bits, (n, small))
+        scale = rng.uniform(0.5, 1, (n, -(-k // group))).astype(np.float32)
+        w = QuantizedTensor.from_codes(codes, scale, offset=np.zeros_like(scale), bits=bits, group_size=group)
+        with only("int8_dot"):
+            y = gemv(x, w, implementation="cpu")
+        weight = codes * np.repeat(scale.astype(np.float64), group, 1)[:, :k]
+        with telling((rows, group, small)):
+            exact = x.astype(np.float64) @ weight.T
+            assert_close(y, exact, exact, k, dtype=jnp.float32, contract=True)
 
 
 # Parts around the product

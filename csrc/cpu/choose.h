@@ -29,8 +29,8 @@ struct MostRows {
   std::string_view isa;
   Index rows;
 };
-inline constexpr MostRows kMostRows[] = {
-    {"amx", 512}, {"avx512", 512}, {"avxvnni", 256}, {"avx2", 256}, {"portable", 64}};
+inline constexpr MostRows kMostRows[] = {{"amx", 512},     {"avx512vbmi", 512}, {"avx512", 512},
+                                         {"avxvnni", 256}, {"avx2", 256},       {"portable", 64}};
 
 // All products have the epilogue, and read x once more for a norm: what is faster than XLA without
 // them is so with them.

@@ -33,7 +33,9 @@ std::vector<const Isa*> supported_isas() {
                           __builtin_cpu_supports("avx512vl") &&
                           __builtin_cpu_supports("avx512dq") &&
                           __builtin_cpu_supports("avx512vnni");
-  if (has_avx2 && has_avx512 && may_use_tiles()) found.push_back(&kAmx);
+  const bool has_vbmi = has_avx2 && has_avx512 && __builtin_cpu_supports("avx512vbmi");
+  if (has_vbmi && may_use_tiles()) found.push_back(&kAmx);
+  if (has_vbmi) found.push_back(&kAvx512Vbmi);
   if (has_avx2 && has_avx512) found.push_back(&kAvx512);
   if (has_avx2 && __builtin_cpu_supports("avxvnni")) found.push_back(&kAvxVnni);
   if (has_avx2) found.push_back(&kAvx2);

@@ -85,6 +85,7 @@ struct F32Panel {
     float* acc;       // [row of x][lane]
     float* panel;     // [code][lane]
     float* by_group;  // [group][scale, offset][lane]
+    float* by_row;    // [row of kLanes][scale, offset][group]
     int32_t* places;  // [code]: of its group in by_group
     Index size;
 
@@ -92,7 +93,8 @@ struct F32Panel {
       acc = at;
       panel = acc + p.M * kRowBlock;
       by_group = panel + kPanelCodes * kRowBlock;
-      float* end = by_group + padded(groups_of(p)) * 2 * kRowBlock;
+      by_row = by_group + padded(groups_of(p)) * 2 * kRowBlock;
+      float* end = by_row + padded(groups_of(p)) * 2 * kLanes;
       places = reinterpret_cast<int32_t*>(end);
       size = end - at + panels_of(p) * kPanelCodes;
     }
@@ -178,7 +180,7 @@ struct F32Panel {
       const RowBlock block(p, n0, end);
       const uint8_t* rows[kRowBlock];
       block.point_at(p, o, stack, rows);
-      load_params_by_group<C>(p, o, stack, block, s.by_group);
+      load_params_by_group<C>(p, o, stack, block, s.by_row, s.by_group);
       for (Index i = 0; i < kRowBlock * p.M; ++i) s.acc[i] = 0;
       const float* tile_x = x;
       for (Index k0 = 0; k0 < p.K; k0 += kPanelCodes) {

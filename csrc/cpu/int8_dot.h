@@ -4,8 +4,8 @@
 // fixed point, with a quantum for each run of codes, and is cut into slices, signed bytes or 16-bit
 // words; products of slices and codes are summed exactly, and become float32 once a run.
 //
-// A vector of weights needs no unpacking but shifts and masks: unit i of it, as wide as a slice,
-// holds codes i * kSteps .. + kSteps, and the slices of x are put in the same order beforehand.
+// Weights are unpacked in the order that takes the fewest instructions (common/codes.h), and the
+// slices of x are put in the same order beforehand.
 #pragma once
 
 #include "common/codes.h"
@@ -39,8 +39,9 @@ struct Int8Dot : SlicedX<C> {
 
   // Groups are whole blocks, or blocks are whole groups and these whole lanes.
   static bool supports(const Problem& p, const Operands&) {
-    return p.M <= kDotRows && (p.group >= p.K || p.group % XPacked::kCodes == 0 ||
-                               (XPacked::kCodes % p.group == 0 && p.group % (32 / C::kBits) == 0));
+    return p.M <= kDotRows &&
+           (p.group >= p.K || p.group % XPacked::kCodes == 0 ||
+            (XPacked::kCodes % p.group == 0 && p.group % (XPacked::kCodes / kLanes) == 0));
   }
 
   // Sums of a run, in quanta.
@@ -65,7 +66,7 @@ struct Int8Dot : SlicedX<C> {
     JAXGEMV_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       JAXGEMV_UNROLL
-      for (int m = 0; m < kXRows; ++m, slices += kSlices * kLanes) {
+      for (int m = 0; m < kXRows; ++m, slices += kAllSlices * kLanes) {
         JAXGEMV_UNROLL
         for (int r = 0; r < kCount; ++r) {
           const Ints w_step = codes.at(w[r], step);
@@ -77,76 +78,62 @@ struct Int8Dot : SlicedX<C> {
     }
   }
 
-  // Of a row of weights: its offsets' part of the sums, and its factors, scale * quantum:
-  // [row of x][run], or where blocks hold several groups [..][block][lane]. `scales` is scratch.
+  // Of a row of weights: its offsets' part of the sums, and [row of x][run] scale * quantum; or where
+  // blocks hold several groups [group] scale alone. `params` is scratch.
   template <int kXRows, bool kNarrow>
   static void load_row(const Problem& p, const Operands& o, Index stack, Index n,
-                       const Shape& shape, const Packed& x, Ints group_of_lane, float* scales,
-                       float* factors, Floats (&shift)[kXRows]) {
+                       const Shape& shape, const Packed& x, float* params, float* factors,
+                       Floats (&shift)[kXRows]) {
     const Index groups = padded(shape.groups), runs = padded(shape.runs);
-    const bool is_direct = !kNarrow && shape.group_runs == 1;
-    Floats sum[kXRows] = {};
-    for (Index g = 0; g < groups; g += kLanes) {
-      const GroupParams params = group_params<C>(p, o, stack, n, g, shape.groups);
-      if (!is_direct) store_floats(scales + g, params.scale);
-      JAXGEMV_UNROLL
-      for (int m = 0; m < kXRows; ++m) {
-        sum[m] += params.offset * load_floats(x.sums + m * groups + g);
-        if (is_direct)
-          store_floats(factors + m * runs + g, params.scale * load_floats(x.quanta + m * runs + g));
-      }
-    }
+    float *scales = kNarrow ? factors : params, *offsets = params + groups;
+    read_params<C>(p, o, stack, n, shape.groups, scales, offsets);
     JAXGEMV_UNROLL
     for (int m = 0; m < kXRows; ++m, factors += shape.factors_size) {
-      shift[m] = sum[m];
+      Floats sum = {};
+      for (Index g = 0; g < groups; g += kLanes)
+        sum += load_floats(offsets + g) * load_floats(x.sums + m * groups + g);
+      shift[m] = sum;
+      if (kNarrow) continue;
       const float* quanta = x.quanta + m * runs;
-      if (kNarrow) {
-        const Index block_groups = XPacked::kCodes / p.group;
-        for (Index block = 0; block < shape.blocks; ++block)
-          store_floats(
-              factors + block * kLanes,
-              lookup(load_floats(scales + block * block_groups), group_of_lane) * quanta[block]);
-      } else if (!is_direct) {
-        for (Index run = 0, g = 0; run < shape.runs; ++g)
-          for (Index i = 0; i < shape.group_runs; ++i, ++run)
-            factors[run] = scales[g] * quanta[run];
+      if (shape.group_runs == 1) {
+        for (Index g = 0; g < groups; g += kLanes)
+          store_floats(factors + g, load_floats(scales + g) * load_floats(quanta + g));
+        continue;
       }
+      for (Index run = 0, g = 0; run < shape.runs; ++g)
+        for (Index i = 0; i < shape.group_runs; ++i, ++run) factors[run] = scales[g] * quanta[run];
     }
   }
 
   // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
-  template <int kXRows, int kSlices, bool kNarrow, int kCount = kSumsAtOnce / kXRows>
-  static void multiply(const C& codes, const Problem& p, const Shape& shape, const float* slices,
+  template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
+  static void multiply(const C& codes, const Shape& shape, const Packed& x,
                        const uint8_t* const (&rows)[kCount], const float* factors,
                        Floats (&total)[kCount][kXRows]) {
-    const Index words = row_bytes(p.K, C::kBits) / 4, blocks = shape.blocks;
+    const Index words = shape.words, blocks = shape.blocks;
     const Index size = shape.factors_size;
     const Index whole_blocks = shape.whole_blocks, group_size = shape.group_blocks;
+    const float* slices = x.slices;
     Floats acc[kCount][kXRows] = {};
     Index group_end = group_size;
     for (Index block = 0; block < blocks;) {
       const Index end = min_of(min_of(block + XPacked::kMaxRun, group_end), blocks);
       Ints sum[kCount][kXRows][kSlices] = {};
-      for (; block < end; ++block, slices += kSteps * kXRows * kSlices * kLanes) {
+      for (; block < end; ++block, slices += kSteps * kXRows * kAllSlices * kLanes) {
         Ints w[kCount];
         JAXGEMV_UNROLL
         for (int r = 0; r < kCount; ++r) {
           const uint8_t* from = rows[r] + block * XPacked::kBytes;
           __builtin_prefetch(from + kAhead);
-          w[r] = block < whole_blocks ? load_words(from) : load_words(from, words % kLanes);
+          w[r] = load_words(from, block < whole_blocks ? XPacked::kWords : words % XPacked::kWords);
         }
         add_block(codes, w, slices, sum);
       }
       JAXGEMV_UNROLL
       for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
-      for (int m = 0; m < kXRows; ++m) {
-        const float* at = factors + (r * kXRows + m) * size;
-        if constexpr (kNarrow)
-          acc[r][m] += value_of(sum[r][m]) * load_floats(at);
-        else
-          acc[r][m] += value_of(sum[r][m]) * *at;
-      }
-      factors += kNarrow ? kLanes : 1;
+      for (int m = 0; m < kXRows; ++m)
+        acc[r][m] += value_of(sum[r][m]) * factors[(r * kXRows + m) * size];
+      ++factors;
       if (end == group_end) group_end += group_size;
     }
     JAXGEMV_UNROLL
@@ -154,10 +141,41 @@ struct Int8Dot : SlicedX<C> {
     for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
   }
 
-  // A row's scales, with a vector behind the last, and the factors.
+  // The same where blocks hold several groups. One row after another, whose sums then stay in
+  // registers while they are scaled: with all at once int8 took 7% longer (docs/cpu-notes.md).
+  template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
+  static void multiply_narrow(const C& codes, const Shape& shape, const Packed& x,
+                              const uint8_t* const (&rows)[kCount], const float* scales,
+                              Ints group_of_lane, Floats (&total)[kCount][kXRows]) {
+    const Index words = shape.words, size = shape.factors_size * kXRows;
+    const Index runs = padded(shape.runs);
+    const float *slices = x.slices, *quanta = x.quanta;
+    Floats acc[kCount][kXRows] = {};
+    for (Index block = 0; block < shape.blocks; ++block, ++quanta) {
+      const Index count = block < shape.whole_blocks ? XPacked::kWords : words % XPacked::kWords;
+      JAXGEMV_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        const uint8_t* from = rows[r] + block * XPacked::kBytes;
+        __builtin_prefetch(from + kAhead);
+        const Ints w[1] = {load_words(from, count)};
+        Ints sum[1][kXRows][kSlices] = {};
+        add_block(codes, w, slices, sum);
+        const Floats scale = lookup(load_floats(scales + r * size), group_of_lane);
+        JAXGEMV_UNROLL
+        for (int m = 0; m < kXRows; ++m)
+          acc[r][m] += value_of(sum[0][m]) * quanta[m * runs] * scale;
+      }
+      slices += kSteps * kXRows * kAllSlices * kLanes, scales += shape.block_groups;
+    }
+    JAXGEMV_UNROLL
+    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
+    for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
+  }
+
+  // A row's scales and offsets, and the factors.
   static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
-    return padded(shape.groups) + kLanes + kSumsAtOnce * shape.factors_size;
+    return 2 * padded(shape.groups) + kSumsAtOnce * shape.factors_size;
   }
 
   template <int kXRows, int kSlices, bool kNarrow>
@@ -167,10 +185,10 @@ struct Int8Dot : SlicedX<C> {
     const C codes(p, o, stack);
     const Epilogue epilogue = {p, o, slice, stack};
     const Shape shape(p);
-    float* factors = scratch + padded(shape.groups) + kLanes;
+    float* factors = scratch + 2 * padded(shape.groups);
     int32_t lane_group[kLanes] = {};
     for (int lane = 0; kNarrow && lane < kLanes; ++lane)
-      lane_group[lane] = static_cast<int32_t>(lane * 32 / C::kBits / p.group);
+      lane_group[lane] = lane * XPacked::kCodes / kLanes / static_cast<int>(p.group);
     const Ints group_of_lane = load_ints(lane_group);
     // Of a gated activation half of the rows are the others' partners.
     const int streams = is_gated(p.activation) ? kCount / 2 : kCount;
@@ -184,12 +202,20 @@ struct Int8Dot : SlicedX<C> {
         const Index n =
             min_of(begin + i + r % streams * step, end - 1) + (r < streams ? 0 : p.N / 2);
         rows[r] = row_of(p, o, stack, n);
-        load_row<kXRows, kNarrow>(p, o, stack, n, shape, x, group_of_lane, scratch,
+        load_row<kXRows, kNarrow>(p, o, stack, n, shape, x, scratch,
                                   factors + r * kXRows * shape.factors_size, shift[r]);
       }
-      multiply<kXRows, kSlices, kNarrow>(codes, p, shape, x.slices, rows, factors, total);
+      if constexpr (kNarrow)
+        multiply_narrow<kXRows, kSlices>(codes, shape, x, rows, factors, group_of_lane, total);
+      else
+        multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
       for (int r = 0; r < kCount; ++r)
-        for (int m = 0; m < kXRows; ++m) sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
+        for (int m = 0; m < kXRows; ++m) {
+          float& sum = sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
+          if (kSlices == kFewSlices && x.small[m].count > 0)
+            sum += x.small[m].template times<C>(
+                rows[r], factors + (r * kXRows + (kNarrow ? 0 : m)) * shape.factors_size);
+        }
       if (i % kLanes < kLanes - 1 && i < step - 1) continue;
       for (int r = 0; r < streams; ++r) {
         const Index n = begin + i / kLanes * kLanes + r * step;
@@ -202,7 +228,7 @@ struct Int8Dot : SlicedX<C> {
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,
                   Index begin, Index end, float* scratch) {
-    const Packed x(p, o, packed);
+    const Packed x(p, packed);
     const auto run_x_rows = [&]<int kXRows>(std::integral_constant<int, kXRows>) {
       const auto run_slices = [&]<int kSlices>(std::integral_constant<int, kSlices>) {
         if (Shape(p).is_narrow)
@@ -210,10 +236,10 @@ struct Int8Dot : SlicedX<C> {
         else
           run_rows<kXRows, kSlices, false>(p, o, slice, stack, x, begin, end, scratch);
       };
-      if (is_float_x(p, o))
-        run_slices(std::integral_constant<int, slices_of(true)>());
+      if (x.needs_all_slices(p))
+        run_slices(std::integral_constant<int, kAllSlices>());
       else
-        run_slices(std::integral_constant<int, slices_of(false)>());
+        run_slices(std::integral_constant<int, kFewSlices>());
     };
     if (p.M == 1)
       run_x_rows(std::integral_constant<int, 1>());

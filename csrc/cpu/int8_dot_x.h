@@ -6,6 +6,7 @@
 
 #include "common/fixed_point.h"
 #include "common/params.h"
+#include "common/small_x.h"
 #include "common/x.h"
 
 namespace jaxgemv::cpu {
@@ -14,38 +15,41 @@ namespace {
 // Without an instruction for it any width does, as long as this compiles: nothing uses it.
 constexpr int kSliceWidth = kSliceBits > 0 ? kSliceBits : 8;
 
-// Bits of an element; float32 gets one slice more.
+// Bits of an element. float32 gets one slice more where many elements need it (common/small_x.h).
 constexpr int kFixedBits = 30;
-
-constexpr int slices_of(bool is_float) { return 32 / kSliceWidth + is_float; }
+constexpr int kFewSlices = 32 / kSliceWidth, kAllSlices = kFewSlices + 1;
 
 template <typename C>
 struct SlicedX {
   static constexpr int kSteps = C::kSteps;
   static constexpr int kUnits = 32 * kLanes / kSliceWidth;
-  static constexpr int kCodes = kSteps * kUnits;  // in a block, a vector of weights
-  static constexpr Index kBytes = 4 * kLanes;
+  static constexpr int kCodes = kSteps * kUnits;  // in a block
+  static constexpr Index kWords = C::kWords, kBytes = 4 * kWords;
   static constexpr Index kMaxRun = kRunCodes / kCodes > 1 ? kRunCodes / kCodes : 1;  // blocks
-  static_assert(kMaxRun * 32 / C::kBits * C::kLargest < 1 << 15);
+  static_assert(kMaxRun * kCodes / kLanes * C::kLargest < 1 << 15);
   using Slice = std::conditional_t<kSliceWidth == 8, uint8_t, uint16_t>;
 
   // Worked out once: divisions are slow.
   struct Shape {
     Index blocks, whole_blocks;      // of a row of weights
-    Index groups;                    // of it
+    Index words, groups;             // of it
     Index group_blocks, group_runs;  // of a group
     Index runs;
-    bool is_narrow;      // blocks hold several groups each
+    bool is_narrow;      // blocks hold several groups each:
+    Index block_groups;  // so many
     Index factors_size;  // floats for a row of weights and one of x
 
     explicit Shape(const Problem& p) {
-      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = row_bytes(p.K, C::kBits) / kBytes;
+      words = row_bytes(p.K, C::kBits) / 4;
+      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = words / kWords;
       groups = groups_of(p);
       is_narrow = p.group < kCodes && p.group < p.K;
+      block_groups = is_narrow ? kCodes / p.group : 1;
       group_blocks = p.group >= p.K ? blocks : max_of(1, p.group / kCodes);
       group_runs = ceil_div(group_blocks, kMaxRun);
       runs = ceil_div(blocks, group_blocks) * group_runs;
-      factors_size = is_narrow ? blocks * kLanes : padded(runs);
+      // Blocks of several groups look up theirs in a vector that may reach beyond the last.
+      factors_size = is_narrow ? padded(groups) + kLanes : padded(runs);
     }
   };
 
@@ -53,20 +57,29 @@ struct SlicedX {
   struct Packed {
     float* sums;    // [row][group]: of x
     float* quanta;  // [row][run]
-    float* slices;  // [block][step][row][slice]: vectors
+    SmallX* small;  // [row]
+    float* slices;  // [block][step][row][slice]: vectors, with room for all
     Index size;     // in floats
 
-    Packed(const Problem& p, const Operands& o, float* at) {
+    Packed(const Problem& p, float* at) {
       const Shape shape(p);
       const Index rows = p.M;
       sums = at;
       quanta = sums + rows * padded(shape.groups);
-      slices = quanta + rows * padded(shape.runs);
-      size = slices - at + shape.blocks * kSteps * rows * slices_of(is_float_x(p, o)) * kLanes;
+      float* end = quanta + rows * padded(shape.runs);
+      small = reinterpret_cast<SmallX*>(end);
+      slices = end + padded(rows * Index{sizeof(SmallX) / 4});
+      size = slices - at + shape.blocks * kSteps * rows * kAllSlices * kLanes;
+    }
+
+    bool needs_all_slices(const Problem& p) const {
+      for (Index m = 0; m < p.M; ++m)
+        if (small[m].is_too_many()) return true;
+      return false;
     }
   };
 
-  static Index x_size(const Problem& p, const Operands& o) { return Packed(p, o, nullptr).size; }
+  static Index x_size(const Problem& p, const Operands&) { return Packed(p, nullptr).size; }
 
   static void prepare(const Problem& p, const Operands& o, float* out) {
     for (float* end = out + x_size(p, o); out < end; ++out) *out = 0;
@@ -74,7 +87,7 @@ struct SlicedX {
 
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
-    const Packed to(p, x.o, out);
+    const Packed to(p, out);
     const Shape shape(p);
     const bool is_float = is_float_x(p, x.o);
     const Index rows = p.M, blocks = shape.blocks, group_size = shape.group_blocks;
@@ -95,10 +108,15 @@ struct SlicedX {
           sums[g] += sum;
         }
         if (!quantum_of(natural, (end - block) * kCodes, quantum)) return false;
+        const float inverse = 1 / *quantum;
+        const Index run = quantum - to.quanta - m * padded(shape.runs);
         for (Index b = block; b < end; ++b) {
-          float* slices = to.slices + (b * kSteps * rows + m) * slices_of(is_float) * kLanes;
-          if (!cut(natural + (b - block) * kCodes, 1 / *quantum, is_float, rows, slices))
-            return false;
+          const float* x_block = natural + (b - block) * kCodes;
+          const Cut what = cut(x_block, inverse, is_float, rows,
+                               to.slices + (b * kSteps * rows + m) * kAllSlices * kLanes);
+          if (what == Cut::kBad) return false;
+          if (what == Cut::kSmall)
+            find_small(p, shape, x_block, b * kCodes, run, *quantum, to.small[m]);
         }
       }
     }
@@ -114,14 +132,29 @@ struct SlicedX {
     return true;
   }
 
-  // The slices of a block.
-  static bool cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
+  // Of a block, whose codes begin at k.
+  static void find_small(const Problem& p, const Shape& shape, const float* x, Index k, Index run,
+                         float quantum, SmallX& small) {
+    for (Index i = 0; i < kCodes; ++i) {
+      const float value = x[i] * (1 / quantum);
+      const float rest = value - static_cast<float>(nearest<int32_t>(value));
+      if (!is_off(x[i], value, rest)) continue;
+      if (shape.is_narrow)
+        small.add(p, k + i, (k + i) / p.group, rest * quantum);
+      else
+        small.add(p, k + i, run, rest);
+    }
+  }
+
+  // The slices of a block, and whether some elements need the last one, or more than that.
+  enum class Cut { kFine, kSmall, kBad };
+  static Cut cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
     constexpr float kNextSlice = 1 << kSliceWidth;
     constexpr int kLast = (1 << (kSliceWidth - 1)) - 1;
     constexpr uint32_t kBias = kSliceWidth == 8 ? 0x808080 : 0x8000;
     uint32_t fixed[kCodes];
     int32_t last[kCodes];
-    int32_t bad = 0;
+    int32_t bad = 0, small = 0;
     for (int i = 0; i < kCodes; ++i) {
       const float value = x[i] * inverse;
       const int32_t whole = nearest<int32_t>(value);
@@ -131,18 +164,19 @@ struct SlicedX {
       next = next > kLast ? kLast : next;
       const float error = is_float ? (scaled - static_cast<float>(next)) / kNextSlice : rest;
       bad |= is_off(x[i], value, error);
+      small |= is_off(x[i], value, rest);
       fixed[i] = (static_cast<uint32_t>(whole) + kBias) ^ kBias;
       last[i] = next;
     }
     for (int step = 0; step < kSteps; ++step) {
-      Slice* to = reinterpret_cast<Slice*>(out + step * rows * slices_of(is_float) * kLanes);
-      for (int slice = 0; slice < 32 / kSliceWidth; ++slice, to += kUnits)
+      Slice* to = reinterpret_cast<Slice*>(out + step * rows * kAllSlices * kLanes);
+      for (int slice = 0; slice < kFewSlices; ++slice, to += kUnits)
         for (int i = 0; i < kUnits; ++i)
-          to[i] = static_cast<Slice>(fixed[i * kSteps + step] >> (slice * kSliceWidth));
+          to[i] = static_cast<Slice>(fixed[C::place(step, i)] >> (slice * kSliceWidth));
       if (is_float)
-        for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[i * kSteps + step]);
+        for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[C::place(step, i)]);
     }
-    return !bad;
+    return bad ? Cut::kBad : small ? Cut::kSmall : Cut::kFine;
   }
 };
 

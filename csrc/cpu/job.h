@@ -19,7 +19,7 @@ class Job {
   // Null without memory. fallback: for values of x that do not suit `kernel`, or null.
   static Job* make(const Call& call, const Kernel& kernel, const Kernel* fallback, Index threads) {
     const Schedule schedule(call.problem, threads);
-    const Index workers = std::min(threads, schedule.tasks);
+    const Index workers = std::min({threads, schedule.tasks, schedule.workers});
     const Layout layout(call, kernel, fallback, schedule, workers);
     void* memory = operator new(layout.size, std::align_val_t{kLine}, std::nothrow);
     if (memory == nullptr) return nullptr;

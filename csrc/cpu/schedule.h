@@ -9,6 +9,9 @@ namespace jaxgemv::cpu {
 
 // Weights that are worth a task of their own, for one row of x.
 constexpr Index kTaskBytes = 64 << 10;
+// Weights that each of several threads has to have, for one row of x: to wake one takes the caller
+// 6 us, and it comes late. (An AMD EPYC, two cores: docs/cpu-notes.md, "Every width in int8_dot".)
+constexpr Index kThreadBytes = 96 << 10;
 // Values of x that are worth the time to divide them.
 constexpr Index kPieceValues = 32 << 10;
 // Tasks for each thread: threads that start late or run slowly take fewer. (2 to 32 were the same or
@@ -25,12 +28,15 @@ struct Schedule {
   Index tasks;             // of all slices
   Index sums = 0;          // of a tile, in floats
   Index x_pieces;          // of a slice of x, packed by themselves
+  Index workers;           // threads that gain by it
 
   Schedule(const Problem& p, Index threads) {
     p.transposed ? divide_transposed(p) : divide_product(p, threads);
     columns = ceil_div(p.K, codes), parts = ceil_div(rows, part_rows);
     tasks = columns * parts * p.batch;
-    x_pieces = p.transposed || p.M * p.K < kPieceValues ? 1 : std::min(threads, p.M);
+    const Index bytes = p.N * row_bytes(p.K, p.bits) * p.M * p.batch;
+    workers = std::clamp<Index>(bytes / kThreadBytes, 1, threads);
+    x_pieces = p.transposed || p.M * p.K < kPieceValues ? 1 : std::min(workers, p.M);
   }
 
   Index slice_of(Index task) const { return task / (columns * parts); }

@@ -51,7 +51,7 @@ struct Isa {
   Kernels ragged;  // transposed ones for groups that are not whole blocks
 };
 
-extern const Isa kAmx, kAvx512, kAvxVnni, kAvx2, kPortable;
+extern const Isa kAmx, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPortable;
 
 // What products take.
 constexpr OperandSet kAllParts =

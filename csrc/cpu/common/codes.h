@@ -7,6 +7,7 @@
 #pragma once
 
 #include "convert.h"
+#include "spread.h"
 #include "unroll.h"
 
 namespace jaxgemv::cpu {
@@ -53,19 +54,40 @@ struct Codes<Format::kAffine, kBits, XKind::kFloats> : AffineCodes<kBits> {
   }
 };
 
-// Of a vector of weights: unit i of it, as wide as a slice, holds codes i * kSteps .. + kSteps.
+// Of a block of weights, which a vector holds: kSteps vectors of codes, whose units are as wide as a
+// slice. A lane of the block's sums belongs to kCodes / kLanes neighbouring codes. Where units are
+// whole codes, unit i of the block itself holds codes i * kSteps .. + kSteps.
 template <int kBits>
   requires(kSliceBits > 0 && 8 % kBits == 0)
 struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
   using AffineCodes<kBits>::AffineCodes;
   static constexpr int kSteps = kSliceBits / kBits;
+  static constexpr int kWords = kLanes;  // in a block
   static constexpr int kLargest = (1 << kBits) - 1;
 
   // Code `step` of each unit, as an unsigned number.
-  Ints at(Ints words, int step) const {
+  static Ints at(Ints words, int step) {
     constexpr uint32_t kUnits = kSliceBits == 8 ? 0x01010101 : 0x00010001;
     return kBits == kSliceBits ? words
                                : words >> (step * kBits) & static_cast<int32_t>(kUnits * kLargest);
+  }
+  // Which code of the block that is.
+  static constexpr int place(int step, int unit) { return unit * kSteps + step; }
+};
+
+// Codes that straddle bytes: a lane gets four neighbours.
+template <int kBits>
+  requires(kSliceBits > 0 && 8 % kBits != 0 && kCanSpread)
+struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
+  using AffineCodes<kBits>::AffineCodes;
+  static constexpr int kSteps = kSliceBits / 8;
+  static constexpr int kWords = kLanes * kBits / 8;
+  static constexpr int kLargest = (1 << kBits) - 1;
+  static constexpr int kLaneUnits = 32 / kSliceBits;
+
+  static Ints at(Ints words, int step) { return spread<kBits>(words, step); }
+  static constexpr int place(int step, int unit) {
+    return unit / kLaneUnits * 4 + step * kLaneUnits + unit % kLaneUnits;
   }
 };
 

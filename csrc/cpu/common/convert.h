@@ -134,26 +134,60 @@ inline Floats floats_of_e8m0(Ints byte) {
   return select(byte == 255, broadcast(__builtin_nanf("")), value);
 }
 
-// Lane i <- data[first + i], or zero from `count` on.
-inline Floats read_vector(Dtype dtype, const void* data, Index first, Index count) {
-  const char* from = static_cast<const char*>(data) + first * size_of(dtype);
-  char whole[sizeof(Floats)] = {};
-  if (count < kLanes) {
-    __builtin_memcpy(whole, from, static_cast<size_t>(count * size_of(dtype)));
-    from = whole;
+// f<dtype>() of one that is known when the program runs.
+template <typename F>
+inline auto with_dtype(Dtype dtype, F&& f) {
+  switch (dtype) {
+    case Dtype::kF32: return f.template operator()<Dtype::kF32>();
+    case Dtype::kBF16: return f.template operator()<Dtype::kBF16>();
+    case Dtype::kF16: return f.template operator()<Dtype::kF16>();
+    case Dtype::kE4M3: return f.template operator()<Dtype::kE4M3>();
+    case Dtype::kE8M0: return f.template operator()<Dtype::kE8M0>();
   }
+  __builtin_unreachable();
+}
+
+// Lane i <- element i of those that begin at `from`.
+template <Dtype kDtype>
+inline Floats read_whole(const char* from) {
   const auto widen = [&]<typename Narrow>(Narrow narrow) {
     __builtin_memcpy(&narrow, from, sizeof(narrow));
     return __builtin_convertvector(narrow, Ints);
   };
-  switch (dtype) {
+  switch (kDtype) {
     case Dtype::kF32: return (Floats)load_ints(from);
     case Dtype::kBF16: return (Floats)(widen(Halves{}) << 16);
-    case Dtype::kF16: return floats_of_f16(widen(Halves{}));
+    case Dtype::kF16: return kConvertsF16 ? load_f16(from) : floats_of_f16(widen(Halves{}));
     case Dtype::kE4M3: return floats_of_e4m3(widen(Bytes{}));
     case Dtype::kE8M0: return floats_of_e8m0(widen(Bytes{}));
   }
   __builtin_unreachable();
+}
+
+// Lane i <- data[first + i], or zero from `count` on.
+template <Dtype kDtype>
+inline Floats read_vector(const void* data, Index first, Index count) {
+  const char* from = static_cast<const char*>(data) + first * size_of(kDtype);
+  if (count >= kLanes) return read_whole<kDtype>(from);
+  char whole[sizeof(Floats)] = {};
+  __builtin_memcpy(whole, from, static_cast<size_t>(count * size_of(kDtype)));
+  return read_whole<kDtype>(whole);
+}
+
+inline Floats read_vector(Dtype dtype, const void* data, Index first, Index count) {
+  return with_dtype(dtype, [&]<Dtype kDtype>() { return read_vector<kDtype>(data, first, count); });
+}
+
+// The same of 1 to kLanes where nobody writes to `data` meanwhile: what is before `first` can be
+// read too, which is faster than to copy a part of a vector.
+template <Dtype kDtype>
+inline Floats read_constants(const void* data, Index first, Index count) {
+  const Index missing = kLanes - count;
+  if (kLookupSize == 0 || first < missing) return read_vector<kDtype>(data, first, count);
+  const char* from = static_cast<const char*>(data) + (first - missing) * size_of(kDtype);
+  const Ints lane = lane_numbers();
+  const Floats values = lookup(read_whole<kDtype>(from), lane + static_cast<int32_t>(missing));
+  return select(lane < static_cast<int32_t>(count), values, Floats{});
 }
 
 }  // namespace

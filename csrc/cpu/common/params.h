@@ -48,42 +48,53 @@ struct RowBlock {
   }
 };
 
-// weight = code * scale + offset, whatever the operands say.
-struct GroupParams {
-  Floats scale, offset;
-};
-
-// Of kLanes of `groups` groups of row n, from group g on.
-template <typename C>
-inline GroupParams group_params(const Problem& p, const Operands& o, Index stack, Index n, Index g,
-                                Index groups) {
-  const auto read = [&](const Param& param) {
-    const Index first = stack * param.stack_stride + n * param.n_stride;
+// to[0, padded(groups)) <- a parameter of row n, of each group, and zeros.
+inline void read_groups(const Param& param, Index stack, Index n, Index groups, float* to) {
+  const Index first = stack * param.stack_stride + n * param.n_stride;
+  if (param.g_stride == 0) {
     float value;
-    if (param.g_stride == 0) {
-      read_floats(param.dtype, param.data, first, 1, &value);
-      return broadcast(value);
-    }
-    return read_vector(param.dtype, param.data, first + g, min_of(kLanes, groups - g));
-  };
-  const Floats scale = read(o.scale);
-  if (p.affine == Affine::kSymmetric) return {scale, scale * -C::kMid};
-  const Floats shift = read(o.shift);
-  return {scale, p.affine == Affine::kOffset ? shift : -shift * scale};
+    read_floats(param.dtype, param.data, first, 1, &value);
+    for (Index g = 0; g < groups; g += kLanes) store_floats(to + g, broadcast(value));
+    return;
+  }
+  // Taken apart once: for each vector it took longer than the vector.
+  with_dtype(param.dtype, [&]<Dtype kDtype>() {
+    const char* from = static_cast<const char*>(param.data) + first * size_of(kDtype);
+    Index g = 0;
+    for (; g + kLanes <= groups; g += kLanes)
+      store_floats(to + g, read_whole<kDtype>(from + g * size_of(kDtype)));
+    if (g < groups) store_floats(to + g, read_constants<kDtype>(param.data, first + g, groups - g));
+  });
 }
 
-// to[group][scale, offset][row] <- parameters of a block.
+// weight = code * scale + offset, whatever the operands say: both of all groups of row n.
+template <typename C>
+inline void read_params(const Problem& p, const Operands& o, Index stack, Index n, Index groups,
+                        float* scale, float* offset) {
+  read_groups(o.scale, stack, n, groups, scale);
+  if (p.affine != Affine::kSymmetric) read_groups(o.shift, stack, n, groups, offset);
+  if (p.affine == Affine::kOffset) return;
+  for (Index g = 0; g < groups; g += kLanes) {
+    const Floats zero = p.affine == Affine::kZero ? load_floats(offset + g) : broadcast(C::kMid);
+    store_floats(offset + g, -zero * load_floats(scale + g));
+  }
+}
+
+// to[group][scale, offset][row] <- parameters of a block. rows: scratch, 2 * kLanes * padded(groups).
 template <typename C>
 inline void load_params_by_group(const Problem& p, const Operands& o, Index stack,
-                                 const RowBlock& block, float* out) {
-  const Index groups = groups_of(p);
+                                 const RowBlock& block, float* rows, float* out) {
+  const Index groups = groups_of(p), size = padded(groups);
   for (int lane = 0; lane < kRowBlock; lane += kLanes) {
+    for (int r = 0; r < kLanes; ++r)
+      read_params<C>(p, o, stack, block.row(lane + r), groups, rows + 2 * r * size,
+                     rows + (2 * r + 1) * size);
     float* to = out + lane;
     for (Index g = 0; g < groups; g += kLanes) {
       Ints scale[kLanes], offset[kLanes];
       for (int r = 0; r < kLanes; ++r) {
-        const GroupParams params = group_params<C>(p, o, stack, block.row(lane + r), g, groups);
-        scale[r] = (Ints)params.scale, offset[r] = (Ints)params.offset;
+        scale[r] = load_ints(rows + 2 * r * size + g);
+        offset[r] = load_ints(rows + (2 * r + 1) * size + g);
       }
       transpose(scale), transpose(offset);
       for (int i = 0; i < kLanes; ++i, to += 2 * kRowBlock)
@@ -96,12 +107,8 @@ inline void load_params_by_group(const Problem& p, const Operands& o, Index stac
 template <typename C>
 inline void load_params_by_row(const Problem& p, const Operands& o, Index stack,
                                const RowBlock& block, float* scale, float* offset, Index size) {
-  const Index groups = groups_of(p);
   for (Index r = 0; r < kRowBlock; ++r, scale += size, offset += size)
-    for (Index g = 0; g < groups; g += kLanes) {
-      const GroupParams params = group_params<C>(p, o, stack, block.row(r), g, groups);
-      store_floats(scale + g, params.scale), store_floats(offset + g, params.offset);
-    }
+    read_params<C>(p, o, stack, block.row(r), groups_of(p), scale, offset);
 }
 
 }  // namespace

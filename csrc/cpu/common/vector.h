@@ -31,6 +31,13 @@ inline Floats broadcast(float value) { return Floats{} + value; }
 
 inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 
+// Lane j <- j.
+inline Ints lane_numbers() {
+  Ints lane;
+  for (int j = 0; j < kLanes; ++j) lane[j] = j;
+  return lane;
+}
+
 // Lane by lane, where `mask` is -1 and 0.
 inline Floats select(Ints mask, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));

@@ -70,6 +70,29 @@ inline void transpose(Ints (&square)[kLanes]) {
   for (int j = 0; j < kLanes; ++j) v[j] = t[j];
 }
 
+constexpr bool kConvertsF16 = true;
+
+inline Floats load_f16(const char* from) {
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+}
+
+constexpr bool kCanSpread = true, kCanMultishift = false;
+
+template <int kBits>
+inline Ints multishift(Ints words) {
+  return words;
+}
+
+inline Ints shuffle_bytes(Ints v, Ints places) {
+  return (Ints)_mm256_shuffle_epi8((__m256i)v, (__m256i)places);
+}
+inline Ints multiply_low(Ints a, Ints b) {
+  return (Ints)_mm256_mullo_epi16((__m256i)a, (__m256i)b);
+}
+inline Ints multiply_high(Ints a, Ints b) {
+  return (Ints)_mm256_mulhi_epu16((__m256i)a, (__m256i)b);
+}
+
 constexpr int kTileRows = 6, kTileVectors = 2;
 
 }  // namespace

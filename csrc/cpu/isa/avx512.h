@@ -81,6 +81,53 @@ inline void lookup_words(Ints words, int shift, const uint16_t* table, uint32_t 
   _mm512_storeu_si512(to, found);
 }
 
+constexpr bool kConvertsF16 = true;
+
+inline Floats load_f16(const char* from) {
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+}
+
+constexpr bool kCanSpread = true;
+
+inline Ints shuffle_bytes(Ints v, Ints places) {
+  return (Ints)_mm512_shuffle_epi8((__m512i)v, (__m512i)places);
+}
+inline Ints multiply_low(Ints a, Ints b) {
+  return (Ints)_mm512_mullo_epi16((__m512i)a, (__m512i)b);
+}
+inline Ints multiply_high(Ints a, Ints b) {
+  return (Ints)_mm512_mulhi_epu16((__m512i)a, (__m512i)b);
+}
+
+// VBMI came after VNNI.
+#if defined(__AVX512VBMI__)
+constexpr bool kCanMultishift = true;
+
+// An octet to each 64 bits, and of these each code to a byte.
+template <int kBits>
+inline Ints multishift(Ints words) {
+  struct Places {
+    alignas(64) uint8_t octet[64], shift[64];
+    constexpr Places() : octet(), shift() {
+      for (int i = 0; i < 64; ++i)
+        octet[i] = static_cast<uint8_t>((i / 8 * kBits + i % 8) % 64),
+        shift[i] = static_cast<uint8_t>(i % 8 * kBits);
+    }
+  };
+  static constexpr Places kPlaces;
+  const __m512i octets =
+      _mm512_maskz_permutexvar_epi8(~0ull, _mm512_load_si512(kPlaces.octet), (__m512i)words);
+  return (Ints)_mm512_maskz_multishift_epi64_epi8(~0ull, _mm512_load_si512(kPlaces.shift), octets);
+}
+#else
+constexpr bool kCanMultishift = false;
+
+template <int kBits>
+inline Ints multishift(Ints words) {
+  return words;
+}
+#endif
+
 constexpr int kTileRows = 8, kTileVectors = 2;
 
 }  // namespace

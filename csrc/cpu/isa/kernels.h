@@ -18,7 +18,11 @@
 //     may read 16 bytes, and leave anything in those beyond them;
 //   lookup(table, index): table[index % kLanes]; kLookupSize: kLanes, or 0 if that takes long;
 //   dot(sum, codes, slices): sums of products, in lanes of 32 bits, of unsigned codes and signed
-//     slices of kSliceBits; that is 0 where the processor has no such thing.
+//     slices of kSliceBits; that is 0 where the processor has no such thing;
+// with kConvertsF16 also load_f16(from): kLanes values; with kCanSpread, for common/spread.h,
+//   shuffle_bytes(v, places): byte i <- v[places[i]] of the same 16 bytes, or 0 for a place of 128;
+//   multiply_low(a, b), multiply_high(a, b): half of the products of unsigned 16-bit words,
+// or, with kCanMultishift, multishift<bits>(words): byte i <- the bits from i * bits on.
 // kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in
 // f32_panel.h.
 #pragma once

@@ -71,6 +71,21 @@ inline void transpose(Ints (&square)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) square[i] = Ints{a[i], b[i], c[i], d[i]};
 }
 
+constexpr bool kConvertsF16 = false;
+
+inline Floats load_f16(const char*) { return Floats{}; }
+
+constexpr bool kCanSpread = false, kCanMultishift = false;
+
+template <int kBits>
+inline Ints multishift(Ints words) {
+  return words;
+}
+
+[[maybe_unused]] inline Ints shuffle_bytes(Ints v, Ints) { return v; }
+[[maybe_unused]] inline Ints multiply_low(Ints a, Ints) { return a; }
+[[maybe_unused]] inline Ints multiply_high(Ints a, Ints) { return a; }
+
 constexpr int kTileRows = 4, kTileVectors = 2;
 
 }  // namespace
