@@ -16,18 +16,20 @@ using jaxgemv::Index;
 // Name of the kernel that ran last.
 extern "C" const char* jaxgemv_bench_kernel() { return jaxgemv::trace().last; }
 
-// y (M, N) = x (M, K) times weight i, for i in 0 .. calls. Scale and zero (or null) in x's dtype,
-// (N,) when group is 0, else (N, K / group).
+// y (M, N) = x (M, K) times weight i, for i in 0 .. calls. Scale and zero (or null) of one dtype, (N,)
+// when group is 0, else (N, K / group). Dtypes are numbers of jaxgemv::Dtype; image: (M, image_bytes).
 // `kernel`: the name of the only one to run, or "".
 extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index K, int bits,
-                                        Index group, int is_bf16, const void* x, void* y, int calls,
+                                        Index group, int x_dtype, int scale_dtype, const void* x,
+                                        void* y, void* image, Index image_bytes, int calls,
                                         int replays, const uint8_t* const* packed,
                                         const void* const* scale, const void* const* zero,
                                         const char* kernel) {
   jaxgemv::Problem problem;
   problem.M = M, problem.N = N, problem.K = K, problem.bits = bits;
   problem.group = group > 0 ? group : K;
-  problem.x = problem.y = is_bf16 ? Dtype::kBF16 : Dtype::kF16;
+  problem.x = problem.y = static_cast<Dtype>(x_dtype);
+  const Dtype dtype = static_cast<Dtype>(scale_dtype);
   problem.affine = zero[0] != nullptr ? Affine::kZero : Affine::kSymmetric;
   const Index groups = group > 0 ? jaxgemv::ceil_div(K, group) : 1;
   return time_graph(calls, replays, scratch, [&](cudaStream_t stream) {
@@ -35,8 +37,9 @@ extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index
     for (int i = 0; i < calls && status == cudaSuccess; ++i) {
       jaxgemv::Operands operands;
       operands.x = x, operands.y = y, operands.packed = packed[i];
-      operands.scale = {scale[i], problem.x, 0, groups, groups > 1 ? 1 : 0};
-      if (zero[i] != nullptr) operands.shift = {zero[i], problem.x, 0, groups, groups > 1 ? 1 : 0};
+      operands.image = image, operands.image_row_bytes = image_bytes;
+      operands.scale = {scale[i], dtype, 0, groups, groups > 1 ? 1 : 0};
+      if (zero[i] != nullptr) operands.shift = {zero[i], dtype, 0, groups, groups > 1 ? 1 : 0};
       status = jaxgemv::cuda::launch(problem, operands, {}, stream, kernel);
     }
     return status;

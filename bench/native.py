@@ -12,10 +12,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jaxgemv._ffi import backends
+
 START, STOP = "jaxgemv_bench_start", "jaxgemv_bench_stop"  # FFI targets
 
 _HERE = Path(__file__).parent
 _CUDA = _HERE.parent / "csrc/cuda"
+_DTYPES = "float16", "bfloat16", "float32"  # jaxgemv::Dtype
 _NOT_SUPPORTED = 801  # cudaErrorNotSupported
 
 
@@ -60,14 +63,18 @@ class Native:
         w = weights[0]
         n, k = w.shape
         groups = 0 if w.scale.ndim < 2 else w.scale.shape[-1]
+        nbytes = backends["cuda"].image_bytes(x.shape[0], k, str(x.dtype), False)
+        image = jnp.zeros((x.shape[0] * nbytes,), jnp.uint8)
         us = self._library.jaxgemv_bench_products(
             self._scratch,
             *map(_long, (x.shape[0], n, k)),
             w.bits,
             _long(-(-k // groups) if groups else 0),
-            int(x.dtype == "bfloat16"),
+            *(_DTYPES.index(str(a.dtype)) for a in (x, w.scale)),
             _at(x),
             _at(y),
+            _at(image),
+            _long(nbytes),
             len(weights),
             replays,
             _pointers([w.packed for w in weights]),

@@ -36,8 +36,16 @@ struct Call {
   std::optional<ffi::Error> overlap(bool copies_x) const;
 };
 
-// The binding that both handlers share, to which each adds its own context.
-inline auto bind_call() { return ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>().Attrs(); }
+// The binding that both handlers share, to which each adds its own context. Scratch: nothing, or
+// ffi::RemainingRets.
+template <typename... Scratch>
+auto bind_call() {
+  auto results = ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>();
+  if constexpr (sizeof...(Scratch) > 0)
+    return std::move(results).RemainingRets().Attrs();
+  else
+    return std::move(results).Attrs();
+}
 
 inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                                      const ffi::Dictionary& attributes, const char* backend,

@@ -84,6 +84,8 @@ struct Operands {
   Param codebook;                   // (2^bits,), data is null without one
   Param norm;                       // (K,), data is null without one
   Param residual;                   // of y's shape, or data is null; may be y itself
+  void* image = nullptr;            // room for x as a kernel wants it, (batch, M, image_row_bytes)
+  Index image_row_bytes = 0;        // as the backend's image_bytes says
 
   // The operands of a call whose batch starts at slice b.
   Operands from_slice(const Problem& problem, Index b) const {
@@ -96,6 +98,7 @@ struct Operands {
     part.y = at(y, rows * problem.y_width() * size_of(problem.y));
     part.residual.data = at(residual.data, rows * problem.y_width() * size_of(residual.dtype));
     part.index = at(index, b * Index{sizeof(int32_t)});
+    part.image = at(image, rows * image_row_bytes);
     return part;
   }
 };

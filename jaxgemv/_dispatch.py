@@ -4,6 +4,7 @@ import warnings
 from functools import cache
 
 import jax
+import numpy as np
 
 from jaxgemv import _around
 from jaxgemv._check import ONE_BYTE
@@ -95,6 +96,16 @@ def shared_rows(platform: str, o: Operands, s: Static) -> int:
     """The most rows of x that share one read of the weights, as far as kernels are the faster way."""
     shared = max((k.rows for k in kernels_for(platform, o, s)), default=0)
     return min(shared, backends[platform].most_rows)
+
+
+def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | None:
+    """What a kernel needs to write to besides its result, for x (B, M, K): an image of it; None for nothing."""
+    if s.k is not None or o.codebook is not None:
+        return None
+    # Under jax.export rows may be symbolic, and then may be many.
+    rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20
+    nbytes = backends[platform].image_bytes(rows, o.x.shape[2], str(o.x.dtype), o.norm is not None)
+    return jax.ShapeDtypeStruct((*o.x.shape[:2], nbytes), np.uint8) if nbytes else None
 
 
 def _has_gpu() -> bool:

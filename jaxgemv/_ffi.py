@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ class Backend(NamedTuple):
     # Above which the parts around a product are faster outside of the kernel: with a norm, and without.
     fused_rows: int = 0
     epilogue_rows: int = 0
+    # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
+    image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
@@ -96,7 +99,9 @@ def _unusable(module) -> str | None:
 
 def _backend(module) -> Backend:
     kernels = (Kernel(*row) for row in module.kernels())
-    return Backend(tuple(k._replace(operands=frozenset(k.operands)) for k in kernels), **module.crossovers())
+    kernels = tuple(k._replace(operands=frozenset(k.operands)) for k in kernels)
+    scratch = {"image_bytes": module.image_bytes} if hasattr(module, "image_bytes") else {}
+    return Backend(kernels, **module.crossovers(), **scratch)
 
 
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}

@@ -220,9 +220,11 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
 
     def call(x, index):
         named = Operands(x=x, **given, index=index).items()
-        y = jax.ShapeDtypeStruct((*x.shape[:-1], width), s.out_dtype)
-        f = jax.ffi.ffi_call(TARGET, y)
-        return f(*named.values(), operands=",".join(named), transposed=s.k is not None, **attributes)
+        results = [jax.ShapeDtypeStruct((*x.shape[:-1], width), s.out_dtype)]
+        if scratch := _dispatch.scratch(platform, o._replace(x=x, index=index), s):
+            results.append(scratch)
+        f = jax.ffi.ffi_call(TARGET, results)
+        return f(*named.values(), operands=",".join(named), transposed=s.k is not None, **attributes)[0]
 
     x, shape = o.x.reshape(batch, rows, o.x.shape[-1]), (*o.x.shape[:-1], width)
     if o.index is None:

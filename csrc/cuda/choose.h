@@ -11,13 +11,15 @@ namespace jaxgemv::cuda {
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
 inline constexpr Crossover kCrossovers[] = {
-    // Against mma and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
+    // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64},
     {"stream", 4, 1, 16},
     {"stream", 8, 1, 16},
-    // Against mma: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
+    // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
-    {"mma", 0, 1, kAnyRows},
+    // Against mma_any: "Every width".
+    {"mma", 0, 1, 8},
+    {"mma_any", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},
 };
 

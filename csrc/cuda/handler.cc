@@ -1,23 +1,45 @@
 // XLA's call: buffers in, one kernel launch out.
 #include "handler.h"
 
+#include <optional>
 #include <vector>
 
 #include "../call.h"
 #include "launch.h"
+#include "mma_any/image.h"
 #include "table.h"
 
 namespace jaxgemv::cuda {
 namespace {
 
-ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes,
-                cudaStream_t stream) {
+// The second result, if there is one: room for the image of x, uint8 (B, M, bytes).
+std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
+  if (scratch.size() == 0) return std::nullopt;
+  auto image = scratch.get<ffi::AnyBuffer>(0);
+  const Problem& problem = call->problem;
+  const auto invalid = ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                                  "jaxgemv: the second result must be uint8 (batch, M, bytes)");
+  if (image.has_error() || scratch.size() > 1) return invalid;
+  const auto dims = (*image)->dimensions();
+  if ((*image)->element_type() != ffi::DataType::U8 || dims.size() != 3 ||
+      dims[0] != problem.batch || dims[1] != problem.M)
+    return invalid;
+  const bool has_norm = call->operands.norm.data != nullptr;
+  const Index bytes = mma_any::image_row_bytes(problem.M, problem.K, problem.x, has_norm);
+  if (dims[2] < bytes) return invalid;
+  call->operands.image = (*image)->untyped_data(), call->operands.image_row_bytes = dims[2];
+  return std::nullopt;
+}
+
+ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::RemainingRets scratch,
+                ffi::Dictionary attributes, cudaStream_t stream) {
   static const Taken taken(table());
   auto call = Call::from(args, *y, attributes, "cuda", taken);
   if (call.has_error()) return call.error();
   const Problem& problem = call->problem;
   if (problem.batch == 0 || problem.M == 0) return ffi::Error::Success();
   if (const auto error = call->overlap(/*copies_x=*/false)) return *error;
+  if (const auto error = take_image(scratch, &*call)) return *error;
   const char* only = trace().only;
   const cudaError_t status =
       launch(problem, call->operands, call->given, stream, only == nullptr ? "" : only);
@@ -30,7 +52,8 @@ ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Dic
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER(kGemv, gemv, bind_call().Ctx<ffi::PlatformStream<cudaStream_t>>(),
+XLA_FFI_DEFINE_HANDLER(kGemv, gemv,
+                       bind_call<ffi::RemainingRets>().Ctx<ffi::PlatformStream<cudaStream_t>>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 void* gemv_handler() { return reinterpret_cast<void*>(kGemv); }

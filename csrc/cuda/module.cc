@@ -5,6 +5,7 @@
 
 #include "choose.h"
 #include "handler.h"
+#include "mma_any/image.h"
 #include "table.h"
 
 NB_MODULE(_cuda, m) {
@@ -18,4 +19,15 @@ NB_MODULE(_cuda, m) {
   jaxgemv::define_backend(m, cuda::ffi_api_minor(), cuda::gemv_handler(), kernels, [] {
     return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows};
   });
+  m.def(
+      "image_bytes",
+      [](int64_t rows, int64_t k, std::string_view x, bool has_norm) {
+        const bool wide = x == jaxgemv::name_of(jaxgemv::Dtype::kF32);
+        return cuda::mma_any::image_row_bytes(
+            rows, k, wide ? jaxgemv::Dtype::kF32 : jaxgemv::Dtype::kF16, has_norm);
+      },
+      nanobind::arg("rows"), nanobind::arg("k"), nanobind::arg("x"), nanobind::arg("has_norm"),
+      "Bytes of a second result, uint8 (batch, rows, bytes), that a call of so many rows of x "
+      "needs "
+      "as scratch; 0 if none.");
 }

@@ -95,6 +95,54 @@ struct Codes<Format::kAffine, kBits, int8_t> {
   }
 };
 
+// An octet, eight consecutive codes of any width, as A operands of two mma.m16n8k16: register p has
+// codes p and p + 4 as fp16 subnormals, q * 2^(place(p) - 24). The halves of the octet are put side
+// by side, two bytes of each, so that a mask finds both codes.
+template <int kBits>
+struct Octet {
+  // Pair p lies in two bytes of each half, from `byte` on, `shift` bits too far up, and then at
+  // `place`: a subnormal has ten bits.
+  struct Window {
+    int byte, shift, place;
+  };
+  static __device__ constexpr Window window(int p) {
+    const int byte = kBits > 4 ? kBits * p / 8 : 0, at = kBits * p - 8 * byte;
+    const int fit = 10 / kBits;  // codes of ten bits
+    const int shift = kBits <= 4 ? p / fit * fit * kBits : at + kBits > 10 ? at : 0;
+    return {byte, shift, at - shift};
+  }
+  // What x is multiplied with so that all products add up, to 2^-24 of their sum.
+  static constexpr float kWorth = 0x1p24f;
+  static __device__ constexpr float worth(int p) {
+    return 1.f / static_cast<float>(1 << window(p).place);
+  }
+
+  // low, high: the 8 * kBits bits of the octet, with anything above.
+  static __device__ __forceinline__ void pairs(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
+    const uint32_t second = kBits > 4 ? __funnelshift_rc(low, high, 4 * kBits) : low >> (4 * kBits);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
+      const int byte = window(p).byte;
+      const int bytes = byte | (byte + 1) << 4 | (byte + 4) << 8 | (byte + 5) % 8 << 12;
+      const uint32_t both = kBits == 4 ? low : __byte_perm(low, second, bytes);
+      a[p] = both >> window(p).shift & kMask << window(p).place;
+    }
+  }
+
+  // The octet of lane t of a quad, of four that follow one another from `from` on.
+  static __device__ __forceinline__ void load(const uint32_t* from, int t, uint32_t& low,
+                                              uint32_t& high) {
+    constexpr int kUneven = kBits % 4 == 0 ? 0 : kBits % 2 == 0 ? 2 : 3;  // bytes, at most
+    constexpr int kWords = (kUneven + kBits + 3) / 4;
+    uint32_t w[3] = {};
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) w[i] = from[kBits * t / 4 + i];
+    low = kUneven == 0 ? w[0] : __funnelshift_r(w[0], w[1], 8 * (kBits * t % 4));
+    high = kUneven == 0 ? w[1] : __funnelshift_r(w[1], w[2], 8 * (kBits * t % 4));
+  }
+};
+
 // Code i of an octet; kMid is the zero point of weights that have no other.
 template <int kBits>
 struct Codes<Format::kAffine, kBits, float> {

@@ -11,24 +11,31 @@
 
 namespace jaxgemv::cuda {
 
-// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x.
+// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin
+// before the kernel in front of it has ended, and waits itself.
 struct LaunchShape {
   dim3 grid;
   int threads;
   int shared_bytes = 0;
   int ranks = 1;
+  bool early = false;
 };
 
 // Calls use(config) with the launch's configuration, which lives no longer.
 template <typename Use>
 auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(shape.ranks), 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(shape.ranks), 1, 1};
+  if (shape.early) {
+    cudaLaunchAttribute& early = attributes[shape.ranks > 1];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid, config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes), config.stream = stream;
-  config.attrs = &cluster, config.numAttrs = shape.ranks > 1;
+  config.attrs = attributes, config.numAttrs = shape.early + (shape.ranks > 1);
   return use(&config);
 }
 

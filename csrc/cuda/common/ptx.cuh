@@ -57,6 +57,14 @@ __device__ __forceinline__ void copy_or_zeros(void* to, const void* from, bool i
                  : "memory");
 }
 
+// The same for the first `left` bytes of 16, if any; zeros for the others.
+__device__ __forceinline__ void copy_some(void* to, const void* from, int left) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from), "r"(min(max(left, 0), 16))
+               : "memory");
+}
+
 // Ends a group of copies; groups end in order.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -83,6 +91,46 @@ __device__ __forceinline__ void load_shared(uint32_t* to, const void* from) {
   } else {
     to[0] = *static_cast<const uint32_t*>(from);
   }
+}
+
+// Four matrices of 8 rows of 16 bytes, of which lane l has row l % 8 of matrix l / 8: lane (g, t) gets
+// word t of row g of each.
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
+}
+
+// Between two kernels of a call, the second of which may begin early (sm_90 and newer): what the
+// first wrote is there after wait_for_first().
+__device__ __forceinline__ void wait_for_first() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_second_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Clusters of CTAs, sm_90 and newer: a barrier for all threads of one, and a float of another CTA's
+// shared memory, where it lies in this one's.
+__device__ __forceinline__ void sync_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ float load_of_rank(const float* at, int rank) {
+  float v = *at;
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+#endif
+  return v;
 }
 
 __device__ __forceinline__ void store_shared16(void* to, const uint32_t* from) {

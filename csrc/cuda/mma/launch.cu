@@ -41,79 +41,41 @@ Groups groups_of(const Problem& problem, const Operands& operands, Index chunk_k
 template <int kBits, typename X>
 struct Mma {
   static constexpr KernelInfo kInfo{
-      "mma",
-      Format::kAffine,
-      kBits,
-      kDtypeOf<X>,
-      8 * mma::kMaxTilesM,
-      kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+      "mma",       Format::kAffine, kBits,
+      kDtypeOf<X>, mma::kRowsM,     kProductOperands | OperandSet::of(Operand::kOneByteScale)};
 
   // 16-byte loads of the weights and of x, no group boundary inside a chunk, 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
-    return problem.K % (kChunkK / 4) == 0 && is_aligned(operands.packed, 16) &&
-           is_aligned(operands.x, 16) &&
+    return problem.M <= mma::kRowsM && problem.K % (kChunkK / 4) == 0 &&
+           is_aligned(operands.packed, 16) && is_aligned(operands.x, 16) &&
            (problem.group >= problem.K || problem.group % kChunkK == 0) &&
            problem.M * problem.batch < (1 << 30) && problem.N < (1 << 30) && problem.K < (1 << 25);
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
-    const Call call{problem, operands, device, stream};
-    using mma::Groups;
-    const bool has_epilogue =
-        problem.activation != Activation::kNone || operands.residual.data != nullptr;
-    // Kernels with parts are for few rows, and for groups of any kind or one.
-    if (operands.norm.data != nullptr) return run_parts<Parts::kNormAndEpilogue>(call);
-    if (has_epilogue) return run_parts<Parts::kEpilogue>(call);
-    if (problem.M <= 8) return run_tiles<1>(call);
-    if (problem.M <= 16) return run_tiles<2>(call);
-    return run_tiles<mma::kMaxTilesM>(call);
+    const Index tiles = ceil_div(problem.N, mma::kTileN);
+    const Index rounds = ceil_div(problem.K, mma::kUnroll * kChunkK);
+    constexpr int kResidentWarps = 16;  // of an SM, by their registers
+    const int warps = mma::choose_warps(device, tiles * problem.batch, rounds, kResidentWarps);
+    dim3 grid;
+    if (!make_grid(tiles, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
+    const auto kernel = kernel_for(mma::groups_of(problem, operands, kChunkK));
+    return launch_kernel(kernel, {grid, warps * 32}, device, stream, problem, operands);
   }
 
  private:
   static constexpr Index kChunkK = 512 / kBits;
 
-  struct Call {
-    const Problem& problem;
-    const Operands& operands;
-    const Device& device;
-    cudaStream_t stream;
-  };
-
-  template <Parts kParts>
-  static cudaError_t run_parts(const Call& call) {
+  static auto kernel_for(mma::Groups groups) {
     using mma::Groups;
-    const bool is_one = mma::groups_of(call.problem, call.operands, kChunkK) == Groups::kOne;
-    return is_one ? launch<1, true, Groups::kOne, kParts>(call)
-                  : launch<1, true, Groups::kAny, kParts>(call);
-  }
-
-  template <int kTilesM>
-  static cudaError_t run_tiles(const Call& call) {
-    using mma::Groups;
-    constexpr bool kMTiles = kTilesM == mma::kMaxTilesM;
-    switch (mma::groups_of(call.problem, call.operands, kChunkK)) {
-      case Groups::kAny: return launch<kTilesM, kMTiles, Groups::kAny, Parts::kNone>(call);
-      case Groups::kChunks: return launch<kTilesM, kMTiles, Groups::kChunks, Parts::kNone>(call);
-      case Groups::kPairs: return launch<kTilesM, kMTiles, Groups::kPairs, Parts::kNone>(call);
-      case Groups::kOne: return launch<kTilesM, kMTiles, Groups::kOne, Parts::kNone>(call);
+    switch (groups) {
+      case Groups::kAny: return mma::gemv_mma<kBits, X, Groups::kAny>;
+      case Groups::kChunks: return mma::gemv_mma<kBits, X, Groups::kChunks>;
+      case Groups::kPairs: return mma::gemv_mma<kBits, X, Groups::kPairs>;
+      case Groups::kOne: return mma::gemv_mma<kBits, X, Groups::kOne>;
     }
-    return cudaErrorNotSupported;
-  }
-
-  template <int kTilesM, bool kMTiles, mma::Groups kGroups, Parts kParts>
-  static cudaError_t launch(const Call& call) {
-    const auto& [problem, operands, device, stream] = call;
-    const Index rows_n = is_gated(problem.activation) ? mma::kTileN / 2 : mma::kTileN;
-    const Index tiles = ceil_div(problem.M, 8 * kTilesM) * ceil_div(problem.y_width(), rows_n);
-    const Index rounds = ceil_div(problem.K, mma::kUnroll * kChunkK);
-    constexpr bool kTwice = kTilesM == 1 && kParts != Parts::kNormAndEpilogue;
-    constexpr int kResidentWarps = kTwice ? 16 : 8;  // of an SM, by their registers
-    const int warps = mma::choose_warps(device, tiles * problem.batch, rounds, kResidentWarps);
-    dim3 grid;
-    if (!make_grid(tiles, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
-    return launch_kernel(mma::gemv_mma<kBits, X, kTilesM, kMTiles, kGroups, kParts>,
-                         {grid, warps * 32}, device, stream, problem, operands);
+    __builtin_unreachable();
   }
 };
 

@@ -1,0 +1,124 @@
+// x as operand B of the mma_any kernel: its image, which the CTAs that meet few columns make themselves
+// in shared memory, and a kernel before the product makes in memory for more.
+//
+// A row of x is one column, or two where it is float32 or has a norm: fp16 of 11 bits each, by a
+// power of two for every 128 k (a quad of blocks of 32), which brings the largest to just under
+// 2^15. So elements down to 2^-22 of the largest of 128 are exact to 2^-22, and smaller ones are off
+// by 2^-40 of it. The record of a quad:
+//   4 blocks x 4 registers x columns x 16 bytes: what lanes t = 0 .. 3 have in that register of B
+//   12 x columns float32: the power, up to 8 sums of x, the sum of its squares
+#pragma once
+
+#include "../common/codes.cuh"
+#include "../common/norm.cuh"
+#include "../common/ptx.cuh"
+#include "image.h"
+
+namespace jaxgemv::cuda::mma_any {
+
+constexpr int kPower = 0, kSums = 1, kSquares = 9;  // of the words behind a record
+
+// How x is read: rows of K elements, of any dtype and alignment.
+struct XSource {
+  const void* data;
+  Dtype dtype;
+  int K;
+  bool aligned;  // every row, to 16 bytes
+  Param norm;
+};
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// Eight elements of a row from k on; zeros past the end.
+__device__ __forceinline__ void load_octet_of_x(const XSource& x, Index row, int k, float (&v)[8]) {
+  const Index at = row * x.K + k;
+  const bool whole = x.aligned && k + 8 <= x.K;
+  if (x.dtype == Dtype::kF32) {
+    const float* const from = static_cast<const float*>(x.data) + at;
+    if (whole) {
+      const uint4 a = load16(from), b = load16(from + 4);
+      const uint32_t bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(bits[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = k + i < x.K ? __ldg(from + i) : 0.f;
+    }
+    return;
+  }
+  const unsigned short* const from = static_cast<const unsigned short*>(x.data) + at;
+  uint32_t bits[8];
+  if (whole) {
+    const uint4 raw = load16(from);
+    const uint32_t pairs[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bits[i] = i % 2 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xffffu;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bits[i] = k + i < x.K ? __ldg(from + i) : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = float_of_bits(bits[i], x.dtype);
+}
+
+// Of half a warp, 16 lanes: the record of quad `quad` of a row of x. v: this lane's eight elements.
+// column: of the image's `columns`; parts: 1, or 2 from this column on. slots: sums in a quad.
+template <int kBits>
+__device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, int column,
+                                         int columns, int parts, int slots, const NormValues& norm,
+                                         int k, int K) {
+  using C = Octet<kBits>;
+  const int lane = threadIdx.x % 16;
+  float v[8], sum = 0, squares = 0;
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = x[i];
+  if (norm.data != nullptr)
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (k + i < K)
+        squares = fmaf(x[i], x[i], squares), v[i] *= load(norm.data, norm.dtype, k + i);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    sum += v[i], largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+#pragma unroll
+  for (int i = 1; i < 16; i *= 2) {
+    largest = max(largest, __shfl_xor_sync(~0u, largest, i));
+    squares += __shfl_xor_sync(~0u, squares, i);
+    if (i * 8 < kQuadK / slots) sum += __shfl_xor_sync(~0u, sum, i);
+  }
+  // A number is under 2^(biased + 1 - bias).
+  const int exponent = min(15 + 126 - static_cast<int>(largest >> 23), 126);
+  const float scale = power_of_two(exponent);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    if (part == parts) break;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const __half2 pair =
+          __floats2half2_rn(v[p] * (scale * C::worth(p)), v[p + 4] * (scale * C::worth(p)));
+      uint32_t* const granule =
+          reinterpret_cast<uint32_t*>(record + ((lane / 4 * 4 + p) * columns + column + part) * 16);
+      granule[lane % 4] = reinterpret_cast<const uint32_t&>(pair);
+      // What is missing.
+      const float back = 1 / (scale * C::worth(p));
+      v[p] -= __low2float(pair) * back, v[p + 4] -= __high2float(pair) * back;
+    }
+  }
+  float* const meta = reinterpret_cast<float*>(record + columns * kQuadK * 2) + column;
+  const int lanes = 16 / slots;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    if (part == parts) break;
+    if (lane == 0) {
+      meta[kPower * columns + part] = largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
+      meta[kSquares * columns + part] = squares;
+    }
+    if (lane % lanes == 0)
+      meta[(kSums + lane / lanes) * columns + part] = part == 0 ? sum / C::kWorth : 0.f;
+  }
+}
+
+}  // namespace jaxgemv::cuda::mma_any

@@ -1,0 +1,23 @@
+// The image of x as callers see it: how many bytes it takes. No device code.
+#pragma once
+
+#include "../../gemv.h"
+
+namespace jaxgemv::cuda::mma_any {
+
+// Columns that a row of x takes: float32, and what a norm makes, are the sum of two fp16.
+constexpr int parts_of(Dtype x, bool has_norm) { return x == Dtype::kF32 || has_norm ? 2 : 1; }
+
+// Of a CTA. Up to kInsideColumns each makes the image of x itself, in shared memory.
+inline constexpr int kInsideColumns = 2, kMostColumns = 64;
+
+constexpr int kQuadK = 128, kMetaWords = 12;
+constexpr int kRecordBytes = kQuadK * 2 + kMetaWords * 4;  // of 128 k and a column
+
+// Of a row of x, where a slice has so many of them; room for whole units of every width.
+constexpr Index image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
+  const int parts = parts_of(x, has_norm);
+  return rows * parts <= kInsideColumns ? 0 : ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes * parts;
+}
+
+}  // namespace jaxgemv::cuda::mma_any

@@ -1,0 +1,8 @@
+// The mma_any kernel for 5 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows mma_any_int5() { return kMmaAnyRows<5>; }
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,8 @@
+// The mma_any kernel for 8 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows mma_any_int8() { return kMmaAnyRows<8>; }
+
+}  // namespace jaxgemv::cuda
