@@ -164,19 +164,41 @@ def wgmma(bits: int) -> list[Case]:
 
 
 def mma(bits: int) -> list[Case]:
-    """Rows of whole 16 bytes, and groups of whole 64."""
+    """Up to 8 rows; rows of whole 16 bytes, and groups of whole 64."""
     least, chunk = 128 // bits, 512 // bits
     return [
         Case(1, 1, least, "row", "mid"),
         Case(1, 5, 1280, chunk, "zero", bias=True),
         Case(3, 16, chunk + least, chunk, "offset"),  # a ragged group
         Case(8, 33, 2048, 2 * chunk, "fraction", scale="float16"),
-        Case(9, 40, 1024, chunk, "integer", bytes=True),
-        Case(16, 64, 1536, "tensor", "mid", scale="float32"),
-        Case(17, 129, 1536, chunk, "zero", scale="bfloat16"),
-        Case(64, 70, 1024, "row", "offset", bias=True),
-        Case(65, 16, 512, chunk, "zero"),
+        Case(7, 40, 1024, chunk, "integer", bytes=True),
+        Case(6, 64, 1536, "tensor", "mid", scale="float32"),
+        Case(5, 129, 1536, chunk, "zero", scale="bfloat16"),
+        Case(2, 70, 1024, "row", "offset", bias=True),
         Case(0, 16, 512, chunk, "zero"),
+    ]
+
+
+def mma_any(bits: int) -> list[Case]:
+    """Groups of whole 16, or one scale a row, of any dtype; rows that begin at any word; up to 64 columns of x and more.
+
+    Few columns, of which a CTA makes its own image, 8, 16, 32 and 64; K of one unit and of many; two and more slices.
+    """
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 5, 1280, 128, "zero", bias=True),
+        Case(2, 300, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 999, 64, "zero", bias=True, scale="bfloat16"),
+        Case(7, 33, 2880, 16, "fraction", scale="float16"),
+        Case(8, 130, 8192, "row", "mid"),
+        Case(9, 40, 1024, 96, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 1536, 160, "zero", scale="bfloat16"),
+        Case(33, 70, 1024, "row", "offset", bias=True),
+        Case(64, 31, 4096, 48, "zero"),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
     ]
 
 
@@ -260,6 +282,7 @@ MUST_TAKE = {
     "stream": stream,
     "wgmma": wgmma,
     "mma": mma,
+    "mma_any": mma_any,
     "simt": anything,
     "int8_dot": int8_dot,
     "f32_panel": anything,
@@ -277,7 +300,7 @@ MUST_TAKE_TRANSPOSED = {
 
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
-    if cases in (anything, transposed_anything):  # every width meets all of them, with one x or another
+    if cases in (anything, mma_any, transposed_anything):  # every width meets all of them, with one x or another
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)
 

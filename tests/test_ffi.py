@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import ISAS, assert_ran, by_name, compiled, kernels, must_take, set_cpu_isa
+from kernels import ISAS, assert_ran, by_name, compiled, kernels, must_take, on, set_cpu_isa
 
 from jaxgemv import QuantizedTensor, _dispatch, gemv
 from jaxgemv import _ffi as ffi
@@ -248,12 +248,14 @@ def test_operand_that_no_kernel_takes(backend, name):
         call(**GOOD | given)
 
 
-@partial(jax.jit, static_argnames=("bits", "transposed", "y_shape"))
-def natural_call(given, bits: int, transposed: bool, y_shape: tuple[int, ...]):
+@partial(jax.jit, static_argnames=("bits", "transposed", "y_shape", "image"))
+def natural_call(given, bits: int, transposed: bool, y_shape: tuple[int, ...], image: int = 0):
     """A hand-made call on a shape that every kernel takes."""
-    y = jax.ShapeDtypeStruct(y_shape, given["x"].dtype)
+    results = [jax.ShapeDtypeStruct(y_shape, given["x"].dtype)]
+    if image:
+        results.append(jax.ShapeDtypeStruct((*y_shape[:2], image), np.uint8))
     attributes = {"bits": np.int64(bits), "group": np.int64(128), "transposed": transposed}
-    return jax.ffi.ffi_call(ffi.TARGET, y)(*given.values(), operands=",".join(given), **attributes)
+    return jax.ffi.ffi_call(ffi.TARGET, results)(*given.values(), operands=",".join(given), **attributes)[0]
 
 
 def check_every_name(kernel, transposed: bool) -> None:
@@ -264,7 +266,8 @@ def check_every_name(kernel, transposed: bool) -> None:
         "packed": array(1, 256, 256 * kernel.bits // 32, dtype=np.uint32),
         "scale": array(1, 256, 2, dtype=jnp.dtype(kernel.x)),
     }
-    call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y))
+    nbytes = 0 if transposed else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.x, False)
+    call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y), image=nbytes)
     jax.block_until_ready(call(given))
     assert_ran(kernel)
     operands = {
@@ -285,6 +288,27 @@ def check_every_name(kernel, transposed: bool) -> None:
 def test_every_kernel_refuses(kernel):
     """What the call has room for and no kernel takes yet, by its name."""
     check_every_name(kernel, transposed=False)
+
+
+@pytest.mark.cuda
+def test_image_of_x(rng):
+    """A second result that is too small for x's image is refused; without one, another kernel runs."""
+    with on("cuda"):
+        given = {
+            "x": rng.integers(-2, 3, (1, 9, 256)).astype(np.float32),
+            "packed": rng.integers(0, 1 << 32, (1, 256, 24), dtype=np.uint32),
+            "scale": np.ones((1, 256, 2), np.float32),
+        }
+        call = partial(natural_call, given, bits=3, transposed=False, y_shape=(1, 9, 256))
+        nbytes = ffi.backends["cuda"].image_bytes(9, 256, "float32", False)
+        enough = jax.block_until_ready(call(image=nbytes))
+        assert ffi.last_kernel("cuda") == "mma_any"
+        without = jax.block_until_ready(call(image=0))
+        assert ffi.last_kernel("cuda") == "simt"
+        np.testing.assert_array_equal(enough, without)  # of small integers
+        assert np.any(enough)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="the second result must be uint8"):
+            jax.block_until_ready(call(image=nbytes - 1))
 
 
 @by_name((k for k in kernels(transposed=True) if k.bits in (2, 3, 4, 8)), "transposed_kernel")

@@ -157,7 +157,8 @@ LARGE = {
         (16, 2500, 4608, 128),
     ],
     "wgmma": [(16, 40000, 1024, 256), (17, 300, 4096, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
-    "mma": [(1, 4099, 20480, 128), (3, 2121, 12416, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
+    "mma": [(1, 4099, 20480, 128), (3, 2121, 12416, 128)],
+    "mma_any": [(1, 4099, 20480, 128), (3, 2121, 12416, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
 }
 large = by_name(k for k in kernels(transposed=False) if k.backend == "cuda" and k.name in LARGE)
 
@@ -190,7 +191,7 @@ def test_large(kernel):
 @large
 def test_what_the_last_kernel_left(kernel, rng):
     """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""
-    for m in {"stream": (1, 2, 8, 9), "wgmma": (9, 33), "mma": (1, 9, 17)}[kernel.name]:
+    for m in {"stream": (1, 2, 8, 9), "wgmma": (9, 33), "mma": (1, 8), "mma_any": (1, 9, 17, 33)}[kernel.name]:
         full = make(rng, kernel.bits, kernel.x, Case(m, 4096, 2048, 128, "zero"))
         nan = jnp.full(full.scale.shape, jnp.nan, kernel.x)
         stale = QuantizedTensor(packed=full.packed, scale=nan, zero=nan, bits=kernel.bits)
@@ -215,13 +216,16 @@ CHOSEN = [
     ("cuda", 8, "bfloat16", Case(8, 256, 1024, "row", scale="float32"), "stream"),
     ("cuda", 4, "float16", Case(8, 256, 1024, 32), "stream"),
     ("cuda", 2, "bfloat16", Case(64, 256, 1024, 128), "stream"),
-    ("cuda", 4, "bfloat16", Case(33, 256, 1024, 128), "wgmma mma"),
-    ("cuda", 8, "float16", Case(64, 300, 1024, "row"), "wgmma mma"),
-    ("cuda", 4, "bfloat16", Case(64, 40, 1024, 128), "mma"),  # few outputs
+    ("cuda", 4, "bfloat16", Case(33, 256, 1024, 128), "wgmma mma_any"),
+    ("cuda", 8, "float16", Case(64, 300, 1024, "row"), "wgmma mma_any"),
+    ("cuda", 4, "bfloat16", Case(64, 40, 1024, 128), "mma_any"),  # few outputs
     ("cuda", 4, "float16", Case(4, 256, 1024, 128, scale="float32"), "mma"),
-    ("cuda", 8, "bfloat16", Case(100, 256, 1024, 128), "mma"),
-    ("cuda", 4, "float32", Case(1, 256, 1024, 128), "simt"),
-    ("cuda", 3, "bfloat16", Case(1, 256, 1024, 128), "simt"),
+    ("cuda", 8, "bfloat16", Case(100, 256, 1024, 128), "mma_any"),
+    ("cuda", 8, "bfloat16", Case(2, 256, 1024, 512), "mma"),
+    ("cuda", 4, "float32", Case(1, 256, 1024, 128), "mma_any"),
+    ("cuda", 3, "bfloat16", Case(1, 256, 1024, 128), "mma_any"),
+    ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "mma_any"),
+    ("cuda", 6, "float16", Case(17, 256, 1024, 16), "mma_any"),
     ("cuda", 4, "bfloat16", Case(1, 256, 1000, 8), "simt"),
 ]
 CHOSEN_TRANSPOSED = [
