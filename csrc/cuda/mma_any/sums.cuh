@@ -49,7 +49,8 @@ class Sums {
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
         uint32_t b[4];
-        load_matrices(b, block + (lane / 8 * columns + min(8 * c + lane % 8, columns - 1)) * 16);
+        // Past the last column lies something else, for sums that are not used.
+        load_matrices(b, block + (lane / 8 * columns + lane % 8) * 16 + c * 128);
 #pragma unroll
         for (int r = 0; r < S::kRowTiles; ++r)
 #pragma unroll
@@ -64,16 +65,15 @@ class Sums {
       const float* const meta =
           reinterpret_cast<const float*>(record + columns * (kQuadK * 2)) + 2 * t;
       const int group = params.groups.of(k);
-      constexpr bool kKeeps = kColumnTiles <= 4;  // those of large groups, where registers allow
-      if (!kKeeps || group != group_ || slots > 1) {
-        group_ = group;
-#pragma unroll
-        for (int r = 0; r < S::kRowTiles; ++r)
-          terms_[r] = scales[r].terms(slot + 128 * r, group, params.affine, mid_code(kBits));
-      }
+      // Those of large groups are kept, where registers allow.
+      constexpr bool kKeeps = kColumnTiles == 1 || kColumnTiles == 4;
+      const bool is_new = !kKeeps || group != group_ || slots > 1;
+      group_ = group;
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
-        const Terms& terms = terms_[r];
+        if (is_new)
+          terms_[r] = scales[r].terms(slot + 128 * r, group, params.affine, mid_code(kBits));
+        const Terms terms = terms_[r];
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c) {
 #pragma unroll
@@ -93,7 +93,9 @@ class Sums {
     for (int quad = 0; quad < S::kQuads; ++quad) {
       const int words = quad * 4 * kBits, k = first_k + quad * kQuadK;
       const int block_bytes = columns * 64;
-      constexpr int kUnroll = kColumnTiles > 4 ? 1 : 4;  // as registers allow
+      constexpr int kUnroll = kColumnTiles > 4    ? 1
+                              : kColumnTiles == 2 ? 2
+                                                  : 4;  // as registers allow
       if (slots == 1) {
 #pragma unroll kUnroll
         for (int j = 0; j < 4; ++j) multiply(record + j * block_bytes, words + j * kBits, -1);
