@@ -180,7 +180,7 @@ def mma(bits: int) -> list[Case]:
 
 
 def mma_any(bits: int) -> list[Case]:
-    """Groups of whole 16, or one scale a row, of any dtype; rows that begin at any word; up to 64 columns of x and more.
+    """Groups of whole 16, or one scale a row, of any dtype; rows that begin at any word; up to 64 columns and more.
 
     Few columns, of which a CTA makes its own image, 8, 16, 32 and 64; K of one unit and of many; two and more slices.
     """
@@ -300,7 +300,11 @@ MUST_TAKE_TRANSPOSED = {
 
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
-    if cases in (anything, mma_any, transposed_anything):  # every width meets all of them, with one x or another
+    if cases in (
+        anything,
+        mma_any,
+        transposed_anything,
+    ):  # every width meets all of them, with one x or another
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)
 

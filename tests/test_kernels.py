@@ -158,7 +158,12 @@ LARGE = {
     ],
     "wgmma": [(16, 40000, 1024, 256), (17, 300, 4096, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
     "mma": [(1, 4099, 20480, 128), (3, 2121, 12416, 128)],
-    "mma_any": [(1, 4099, 20480, 128), (3, 2121, 12416, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
+    "mma_any": [
+        (1, 4099, 20480, 128),
+        (3, 2121, 12416, 128),
+        (33, 4100, 2048, "row"),
+        (64, 1028, 14336, 128),
+    ],
 }
 large = by_name(k for k in kernels(transposed=False) if k.backend == "cuda" and k.name in LARGE)
 
@@ -191,7 +196,9 @@ def test_large(kernel):
 @large
 def test_what_the_last_kernel_left(kernel, rng):
     """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""
-    for m in {"stream": (1, 2, 8, 9), "wgmma": (9, 33), "mma": (1, 8), "mma_any": (1, 9, 17, 33)}[kernel.name]:
+    for m in {"stream": (1, 2, 8, 9), "wgmma": (9, 33), "mma": (1, 8), "mma_any": (1, 9, 17, 33)}[
+        kernel.name
+    ]:
         full = make(rng, kernel.bits, kernel.x, Case(m, 4096, 2048, 128, "zero"))
         nan = jnp.full(full.scale.shape, jnp.nan, kernel.x)
         stale = QuantizedTensor(packed=full.packed, scale=nan, zero=nan, bits=kernel.bits)

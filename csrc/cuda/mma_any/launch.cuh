@@ -93,40 +93,39 @@ class MmaAnyOfWidth {
       constexpr int kReserved = 2048;  // by the system, the norm's factors, a read past the end
       Layout best;
       Index least = 0;
-      for (int ranks = 1; ranks <= (device.major >= 9 ? 8 : 1); ranks *= 2)
-        for (int across = 1; across <= S::kMaxWarps; ++across) {
-          const int warps = static_cast<int>(std::min<Index>(S::kMaxWarps / across, units / ranks));
-          if (warps == 0) continue;
-          const int deep = warps;
-          const Index own = across * deep * S::warp_bytes(slots);
-          const Index room = device.shared_bytes - kReserved - own;
-          const Index tiles = ceil_div(problem.y_width(), across * rows);
-          const Index most = ceil_div(units, ranks);  // units of a CTA
-          const Index waves =
-              ceil_div(tiles * groups * ranks, ranks > 2 ? device.sms * 15 / 16 : device.sms);
-          const bool once = most * record <= room && !(copies && (S::kMany || waves == 1));
-          Index slice = most;
-          if (!once) {  // in turns
-            slice = std::min(room / (record * (copies ? 2 : 1)), ceil_div(most, 4) + deep - 1);
-            slice -= slice % deep;
-            if (slice < deep) continue;
-          }
-          const Index steps = ceil_div(most, deep);
-          const Index cost =
-              waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
-                       std::max<Index>(steps * kUnitNs, steps * across * deep * kIssueNs) +
-                       most * record / kXBytesANs);
-          if (best.across > 0 && cost >= least) continue;
-          least = cost;
-          const Index x_bytes = slice * record * (slice < most && copies ? 2 : 1);
-          const Index sums = S::kMany ? across * deep * S::kSumsBytes : 0;
-          best = {across,
-                  deep,
-                  ranks,
-                  static_cast<int>(slice),
-                  static_cast<int>(std::max(own + x_bytes + 64, sums)),
-                  tiles};
+      const auto consider = [&](int ranks, int across, int deep) {
+        const Index own = across * deep * S::warp_bytes(slots);
+        const Index room = device.shared_bytes - kReserved - own;
+        const Index tiles = ceil_div(problem.y_width(), across * rows);
+        const Index most = ceil_div(units, ranks);  // units of a CTA
+        const Index sms = ranks > 2 ? device.sms * 15 / 16 : device.sms;
+        const Index waves = ceil_div(tiles * groups * ranks, sms);
+        const bool once = most * record <= room && !(copies && (S::kMany || waves == 1));
+        const int buffers = once || !copies ? 1 : 2;
+        Index slice = most;
+        if (!once) {  // in turns
+          slice = std::min(room / (record * buffers), ceil_div(most, 4) + deep - 1);
+          slice -= slice % deep;
+          if (slice < deep) return;
         }
+        const Index steps = ceil_div(most, deep);
+        const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
+                                    steps * std::max(kUnitNs, across * deep * kIssueNs) +
+                                    most * record / kXBytesANs);
+        if (best.across > 0 && cost >= least) return;
+        least = cost;
+        const Index bytes = own + slice * record * (slice < most ? buffers : 1) + 64;
+        const Index sums = S::kMany ? across * deep * S::kSumsBytes : 0;
+        best = {
+            across, deep, ranks, static_cast<int>(slice), static_cast<int>(std::max(bytes, sums)),
+            tiles};
+      };
+      for (int ranks = 1; ranks <= (device.major >= 9 ? 8 : 1); ranks *= 2)
+        for (int across = 1; across <= S::kMaxWarps; ++across)
+          // Fewer than there could be where shared memory is small.
+          for (Index deep = std::min<Index>(S::kMaxWarps / across, units / ranks); deep > 0;
+               deep /= 2)
+            consider(ranks, across, static_cast<int>(deep));
       return best;
     }
 
