@@ -53,10 +53,10 @@ class Program:
 
 
 def check(compiled, calls, expected, held, moved=True):
-    """held: bytes of codes on one device. Temporaries are far smaller, and dequantised it would be 4 times as much."""
+    """held: bytes of codes on one device. Temporaries (x in other orders) are smaller, and dequantised it would be 4 times as much."""
     assert kernel_calls(compiled) == calls
     assert collectives(compiled) == expected
-    assert compiled.memory_analysis().temp_size_in_bytes < held / 4
+    assert compiled.memory_analysis().temp_size_in_bytes < held / 3
     if moved:
         assert moved_codes(compiled) == []
 
