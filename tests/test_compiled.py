@@ -53,7 +53,7 @@ class Program:
 
 
 def check(compiled, calls, expected, held, moved=True):
-    """held: bytes of codes on one device. Temporaries (x in other orders) are smaller, and dequantised it would be 4 times as much."""
+    """held: bytes of codes on one device. Temporaries (x in other orders) are less, a dequantised weight 4 times it."""
     assert kernel_calls(compiled) == calls
     assert collectives(compiled) == expected
     assert compiled.memory_analysis().temp_size_in_bytes < held / 3
