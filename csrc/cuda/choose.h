@@ -25,7 +25,7 @@ inline constexpr Crossover kCrossovers[] = {
 
 // 64: above, XLA's product with the dequantised matrix is faster ("Many rows"). Parts inside a
 // kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
-// of it, for which there is only simt; an activation or a residual alone only for one and two rows,
+// of it, which is slower than 16 bits; an activation or a residual alone only for one and two rows,
 // since the plain kernels for more have more warps.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
 
