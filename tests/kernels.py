@@ -150,16 +150,19 @@ def stream(bits: int) -> list[Case]:
 
 
 def wgmma(bits: int) -> list[Case]:
-    """9 to 64 rows, N from 256 on, K and groups in multiples of 128, scale and zero of one dtype."""
+    """As mma_any, where x has an image: 32, 64 and 128 columns, more than a CTA has, groups of warps that share K."""
     return [
         Case(9, 256, 128, "row", "mid"),
         Case(16, 300, 1024, 128, "zero", bias=True),
-        Case(17, 256, 512, "tensor", "offset"),
-        Case(24, 300, 640, 256, "zero"),  # a ragged group
+        Case(17, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(24, 33, 640, 16, "zero"),
         Case(32, 513, 2048, 256, "fraction", scale="float32"),
         Case(33, 257, 1152, 384, "zero", scale="float16"),
-        Case(40, 256, 1024, 128, "offset", scale="bfloat16"),
+        Case(40, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
+        Case(63, 1, 14336, 64, "zero"),
         Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+        Case(65, 16, 512, "tensor", "offset"),
+        Case(200, 31, 1000, "row", "mid", bias=True),
     ]
 
 
@@ -300,11 +303,7 @@ MUST_TAKE_TRANSPOSED = {
 
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
-    if cases in (
-        anything,
-        mma_any,
-        transposed_anything,
-    ):  # every width meets all of them, with one x or another
+    if cases in (anything, mma_any, wgmma, transposed_anything):  # every width meets all of them, with one x or another
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)
 

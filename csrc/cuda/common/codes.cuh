@@ -119,12 +119,15 @@ struct Octet {
 
   // low, high: the 8 * kBits bits of the octet, with anything above.
   static __device__ __forceinline__ void pairs(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
-    const uint32_t second = kBits > 4 ? __funnelshift_rc(low, high, 4 * kBits) : low >> (4 * kBits);
+    // The second half as whole bytes of the two words, or shifted to the first of a third.
+    constexpr int kSecond = kBits % 2 ? 4 : kBits / 2;
+    uint32_t second = high;
+    if (kBits % 2) second = kBits > 4 ? __funnelshift_rc(low, high, 4 * kBits) : low >> (4 * kBits);
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
-      const int byte = window(p).byte;
-      const int bytes = byte | (byte + 1) << 4 | (byte + 4) << 8 | (byte + 5) % 8 << 12;
+      const int byte = window(p).byte, other = byte + kSecond;
+      const int bytes = byte | (byte + 1) << 4 | other << 8 | (other + 1) % 8 << 12;
       const uint32_t both = kBits == 4 ? low : __byte_perm(low, second, bytes);
       a[p] = both >> window(p).shift & kMask << window(p).place;
     }
@@ -140,6 +143,17 @@ struct Octet {
     for (int i = 0; i < kWords; ++i) w[i] = from[kBits * t / 4 + i];
     low = kUneven == 0 ? w[0] : __funnelshift_r(w[0], w[1], 8 * (kBits * t % 4));
     high = kUneven == 0 ? w[1] : __funnelshift_r(w[1], w[2], 8 * (kBits * t % 4));
+  }
+
+  // Where octets are no whole words, a lane does better with four that follow one another, kBits
+  // words: octet j of them lies at places known when compiled.
+  static constexpr bool kRuns = kBits % 4 != 0;
+  static __device__ __forceinline__ void of_run(const uint32_t* run, int j, uint32_t& low,
+                                                uint32_t& high) {
+    const int word = kBits * j / 4, shift = 8 * (kBits * j % 4);
+    const auto at = [&](int i) { return i < kBits ? run[i] : 0; };
+    low = __funnelshift_r(at(word), at(word + 1), shift);
+    high = kBits > 4 ? __funnelshift_r(at(word + 1), at(word + 2), shift) : 0;
   }
 };
 

@@ -36,6 +36,20 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
       "r"(parity)
       : "memory");
 }
+// Arrives, and lets the phase end only when so many bytes more have been copied.
+__device__ __forceinline__ void arrive_and_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Both of 16 bytes or a multiple; tells the barrier.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+      "bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // A barrier of `threads` threads of the CTA, apart from __syncthreads().
 __device__ __forceinline__ void sync_threads(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
@@ -105,7 +119,7 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
   for (int e = 0; e < kCount; ++e) asm volatile("" : "+f"(d[e])::"memory");
 }
 
-// d (64 x 64 or 64 x 32, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for X =
+// d (64 x 32, 64 x 64 or, of __half, 64 x 128, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for X =
 // __half or __nv_bfloat16. Warp w of the warpgroup has rows 16 w .. 16 w + 15 of a and d, laid out
 // over its lanes as for mma.m16n8k16.
 template <typename X>
@@ -164,6 +178,34 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[16], const uint32_t (&a)
           "+f"(d[14]), "+f"(d[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
   }
+}
+
+template <typename X>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                             int add) {
+  static_assert(std::is_same_v<X, __half>);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, "
+      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, "
+      "%33, %34, %35, "
+      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
+      "%50, %51, %52, "
+      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 #endif

@@ -128,7 +128,7 @@ __device__ __forceinline__ float load_of_rank(const float* at, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(there)
       : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there));
 #endif
   return v;
 }

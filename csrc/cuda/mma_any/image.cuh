@@ -1,12 +1,13 @@
-// x as operand B of the mma_any kernel: its image, which the CTAs that meet few columns make themselves
-// in shared memory, and a kernel before the product makes in memory for more.
+// x as operand B of the mma_any and wgmma_any kernels: its image, which CTAs that meet few columns or few
+// quads make themselves in shared memory, and a kernel before the product makes in memory for others.
 //
 // A row of x is one column, or two where it is float32 or has a norm: fp16 of 11 bits each, by a
 // power of two for every 128 k (a quad of blocks of 32), which brings the largest to just under
 // 2^15. So elements down to 2^-22 of the largest of 128 are exact to 2^-22, and smaller ones are off
 // by 2^-40 of it. The record of a quad:
 //   4 blocks x 4 registers x columns x 16 bytes: what lanes t = 0 .. 3 have in that register of B
-//   12 x columns float32: the power, up to 8 sums of x, the sum of its squares
+//   columns x 12 float32: the power, up to 8 sums of x, the sum of its squares
+// Lane t has octets t, t + 4 .. of the quad, or where runs_of() says so, 4 t, 4 t + 1 ..
 #pragma once
 
 #include "../common/codes.cuh"
@@ -16,7 +17,13 @@
 
 namespace jaxgemv::cuda::mma_any {
 
-constexpr int kPower = 0, kSums = 1, kSquares = 9;  // of the words behind a record
+constexpr int kPower = 0, kSums = 1, kSquares = 9;  // of a column's words behind a record
+
+// Whether lanes take runs of octets: only where all of a quad have the same scale.
+template <int kBits>
+__device__ __forceinline__ bool runs_of(int slots) {
+  return Octet<kBits>::kRuns && slots == 1;
+}
 
 // How x is read: rows of K elements, of any dtype and alignment.
 struct XSource {
@@ -92,6 +99,8 @@ __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, i
   // A number is under 2^(biased + 1 - bias).
   const int exponent = min(15 + 126 - static_cast<int>(largest >> 23), 126);
   const float scale = power_of_two(exponent);
+  const bool runs = runs_of<kBits>(slots);
+  const int block = runs ? lane % 4 : lane / 4, t = runs ? lane / 4 : lane % 4;
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     if (part == parts) break;
@@ -100,24 +109,24 @@ __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, i
       const __half2 pair =
           __floats2half2_rn(v[p] * (scale * C::worth(p)), v[p + 4] * (scale * C::worth(p)));
       uint32_t* const granule =
-          reinterpret_cast<uint32_t*>(record + ((lane / 4 * 4 + p) * columns + column + part) * 16);
-      granule[lane % 4] = reinterpret_cast<const uint32_t&>(pair);
+          reinterpret_cast<uint32_t*>(record + ((block * 4 + p) * columns + column + part) * 16);
+      granule[t] = reinterpret_cast<const uint32_t&>(pair);
       // What is missing.
       const float back = 1 / (scale * C::worth(p));
       v[p] -= __low2float(pair) * back, v[p + 4] -= __high2float(pair) * back;
     }
   }
-  float* const meta = reinterpret_cast<float*>(record + columns * kQuadK * 2) + column;
   const int lanes = 16 / slots;
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     if (part == parts) break;
+    float* const meta =
+        reinterpret_cast<float*>(record + columns * kQuadK * 2) + (column + part) * kMetaWords;
     if (lane == 0) {
-      meta[kPower * columns + part] = largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
-      meta[kSquares * columns + part] = squares;
+      meta[kPower] = largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
+      meta[kSquares] = squares;
     }
-    if (lane % lanes == 0)
-      meta[(kSums + lane / lanes) * columns + part] = part == 0 ? sum / C::kWorth : 0.f;
+    if (lane % lanes == 0) meta[kSums + lane / lanes] = part == 0 ? sum / C::kWorth : 0.f;
   }
 }
 

@@ -1,10 +1,10 @@
-// Scale and shift of the rows of a tile of 16, as the mma_any kernel meets them: each lane copies and
-// converts one of the two for one row, whatever their dtypes and strides are.
+// Scale and shift of the rows of a tile of 16, as the kernels with an image meet them: each lane
+// copies and converts one of the two for one row, of any dtype and number of groups. What comes at a
+// time is a window: the pieces of 16 bytes in which the groups of some units lie.
 #pragma once
 
 #include <cmath>
 
-#include "../common/affine.cuh"
 #include "../common/ptx.cuh"
 #include "image.cuh"
 
@@ -42,48 +42,74 @@ struct ScaleSource {
   Dtype dtype;
 };
 
+// c = (by_both * shift + by_scale) * scale + by_shift * shift
+struct ShiftTerm {
+  float by_both, by_scale, by_shift;
+};
+
+// Units of K that share a window, by log2, and the pieces of one.
+struct Windows {
+  int log_units, pieces;
+};
+
 class RowScale {
  public:
   RowScale() = default;
   // Of row n: this lane has its scale in the first half of a warp, and its shift in the second.
   __device__ __forceinline__ RowScale(const ScaleSource (&sources)[2], int s, int n) {
     const ScaleSource& source = sources[threadIdx.x / 16 % 2];
-    data_ = source.data + s * source.stack_bytes + n * Index{source.n_bytes};
-    stride_ = source.g_bytes, dtype_ = source.dtype;
+    row_ = source.data + s * source.stack_bytes + n * Index{source.n_bytes};
+    stride_ = source.g_bytes;
   }
 
-  // The aligned word around that of a group, into this lane's word of a slot.
-  __device__ __forceinline__ void copy(uint8_t* slot, int group) const {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(data_ + Index{group} * stride_);
-    copy_or_zeros<4>(slot + threadIdx.x % 32 * 4, reinterpret_cast<const void*>(at & ~uintptr_t{3}),
-                     true);
+  // The window that begins with a group, of as many as a row has.
+  __device__ __forceinline__ void copy(uint8_t* to, int pieces, int group, int groups) const {
+    const char* from = row_ + group * stride_;
+    from -= reinterpret_cast<uintptr_t>(from) % 16;
+    const char* const end = row_ + max(groups * stride_, 4);
+    to += threadIdx.x % 32 * 16;
+#pragma unroll 1
+    for (int i = 0; i < pieces; ++i, from += 16, to += kPieceBytes)
+      copy_some(to, from, static_cast<int>(min(end - from, Index{16})));
   }
 
-  // What was copied, for all lanes of the warp together.
-  __device__ __forceinline__ Terms terms(const uint8_t* slot, int group, Affine affine,
-                                         float mid) const {
-    const uint32_t at = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(data_)) +
-                        static_cast<uint32_t>(group * stride_);
-    const int lane = threadIdx.x % 32;
-    const uint32_t bits = reinterpret_cast<const uint32_t*>(slot)[lane] >> (at % 4 * 8);
-    float mine = float_of_bits(dtype_ == Dtype::kF32 ? bits : bits & 0xffffu, dtype_);
-    if (!is_wide(dtype_)) mine = float_of_byte(bits & 0xffu, dtype_);
-    const float other = __shfl_xor_sync(~0u, mine, 16);
-    const bool has_scale = lane < 16;
-    const float2 term =
-        terms_of(affine, has_scale ? mine : other, has_scale ? other : mine, mid, 0);
+  // Where a group's lies in the window that begins with it.
+  __device__ __forceinline__ int inside(int group) const {
+    return static_cast<int>((reinterpret_cast<uintptr_t>(row_) + group * stride_) % 16);
+  }
+
+  // What lies `groups` behind a place of a window, for all lanes of the warp together.
+  __device__ __forceinline__ Terms terms(const uint8_t* window, int inside, int groups,
+                                         const ScaleSource (&sources)[2],
+                                         const ShiftTerm& shift) const {
+    const int lane = threadIdx.x % 32, at = inside + groups * stride_;
+    const Dtype dtype = lane < 16 ? sources[0].dtype : sources[1].dtype;
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(
+        window + lane * 16 + (at & ~15) * (kPieceBytes / 16) + (at & 12));
+    const uint32_t bits = __funnelshift_r(word, 0, at * 8);
+    float mine;
+    if (dtype == Dtype::kF16)
+      mine = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    else if (dtype == Dtype::kBF16)
+      mine = __uint_as_float(bits << 16);
+    else
+      mine = dtype == Dtype::kF32 ? __uint_as_float(word) : float_of_byte(bits & 0xffu, dtype);
+    const float other = __shfl_xor_sync(~0u, mine, 16);  // the second half's is the scale
+    const float c = fmaf(fmaf(shift.by_both, mine, shift.by_scale), other, shift.by_shift * mine);
+    const float term = lane < 16 ? mine : c;
     Terms terms;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      terms.f[r] = __shfl_sync(~0u, term.x, lane / 4 + 8 * r);
-      terms.c[r] = __shfl_sync(~0u, term.y, lane / 4 + 8 * r);
+      terms.f[r] = __shfl_sync(~0u, term, lane / 4 + 8 * r);
+      terms.c[r] = __shfl_sync(~0u, term, lane / 4 + 8 * r + 16);
     }
     return terms;
   }
 
+  static constexpr int kPieceBytes = 512;  // of all lanes
+
  private:
-  const char* data_;
-  Dtype dtype_;
+  const char* row_;
   int stride_;
 };
 

@@ -1,9 +1,24 @@
-// The products of the mma_any kernel: a unit of the weights, from shared memory, times the image of x.
+// The products of the mma_any kernel: a unit of the weights, from shared memory, times the image of
+// x.
 #pragma once
 
 #include "weights.cuh"
 
 namespace jaxgemv::cuda::mma_any {
+
+// Kernels for 32 columns use each fragment of x for two tiles of rows; for 64 there are not the
+// registers. A unit of few columns is 64 to 128 bytes of each row of a tile.
+template <int kBits, int kColumnTiles, bool kFew = (kColumnTiles <= 2)>
+struct Shape : Ring<kBits, kColumnTiles == 4 ? 2 : 1,
+                    kFew && kBits <= 2   ? 4
+                    : kFew && kBits <= 4 ? 2
+                                         : 1,
+                    kFew ? 3 : 4> {
+  using R = typename Shape::Ring;
+  static constexpr bool kMany = !kFew;
+  static constexpr int kMaxWarps = kMany ? 8 : 16;
+  static constexpr int kColumns = 8 * kColumnTiles;
+};
 
 // The sums of a warp: rows g and g + 8 of its tiles, columns 2 t and 2 t + 1 of each tile of eight.
 template <int kBits, int kColumnTiles>
@@ -14,12 +29,12 @@ class Sums {
  public:
   float y[S::kRowTiles][kColumnTiles][4] = {};
 
-  // Adds the products of a unit. shifts: the words by which each lane's rows lie behind the start of
-  // theirs; first_k: of the unit.
+  // Adds the products of a unit. window: of scales, that begins with first_group; shifts: the words
+  // by which each lane's rows lie behind the start of theirs; first_k: of the unit.
   __device__ __forceinline__ void add(const Params& params, const uint8_t* unit,
-                                      const RowScale (&scales)[S::kRowTiles],
-                                      const int (&shifts)[S::kRowTiles][2], const uint8_t* record,
-                                      int columns, int first_k) {
+                                      const RowScale (&scales)[S::kRowTiles], const uint8_t* window,
+                                      int first_group, const int (&shifts)[S::kRowTiles][2],
+                                      const uint8_t* record, int columns, int first_k) {
     const int lane = threadIdx.x % 32, t = lane % 4, slots = params.groups.slots;
     const uint32_t* rows[S::kRowTiles][2];
 #pragma unroll
@@ -29,23 +44,10 @@ class Sums {
         rows[r][h] =
             reinterpret_cast<const uint32_t*>(unit + (r * kTileN + lane / 4 + 8 * h) * S::kPitch) +
             shifts[r][h];
-    const uint8_t* slot = unit + S::kWeightBytes;
     float dot[S::kRowTiles][kColumnTiles][4] = {};
 
-    // The products of a block of 32 codes; of one half of it where half >= 0.
-    const auto multiply = [&](const uint8_t* block, int words, int half) {
-      uint32_t a[S::kRowTiles][2][4];
-#pragma unroll
-      for (int r = 0; r < S::kRowTiles; ++r)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t low, high;
-          C::load(rows[r][h] + words, t, low, high);
-          C::pairs(low, high, a[r][h]);
-          if (half >= 0)
-#pragma unroll
-            for (uint32_t& pair : a[r][h]) pair = t / 2 == half ? pair : 0;
-        }
+    // The products of a block of 32 codes.
+    const auto multiply = [&](const uint8_t* block, const uint32_t (&a)[S::kRowTiles][2][4]) {
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
         uint32_t b[4];
@@ -60,10 +62,18 @@ class Sums {
                                  {b[2 * step], b[2 * step + 1]});
       }
     };
+    // Of block j; of one half of it, and zeros, where half >= 0.
+    const auto load_block = [&](bool runs, int words, int j, int half,
+                                uint32_t (&a)[S::kRowTiles][2][4]) {
+#pragma unroll
+      for (int r = 0; r < S::kRowTiles; ++r) {
+        load_octets<kBits>(rows[r], words, j, runs, a[r]);
+        if (half >= 0) keep_half(half, a[r]);
+      }
+    };
     // The products since the last time, which are all of slot i of a quad.
     const auto scale = [&](const uint8_t* record, int i, int k) {
-      const float* const meta =
-          reinterpret_cast<const float*>(record + columns * (kQuadK * 2)) + 2 * t;
+      const float* const meta = reinterpret_cast<const float*>(record + columns * (kQuadK * 2));
       const int group = params.groups.of(k);
       // Those of large groups are kept, where registers allow.
       constexpr bool kKeeps = kColumnTiles == 1 || kColumnTiles == 4;
@@ -72,21 +82,22 @@ class Sums {
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
         if (is_new)
-          terms_[r] = scales[r].terms(slot + 128 * r, group, params.affine, mid_code(kBits));
+          terms_[r] = scales[r].terms(window + r * params.windows.pieces * RowScale::kPieceBytes,
+                                      scales[r].inside(first_group), group - first_group,
+                                      params.scales, params.shift);
         const Terms terms = terms_[r];
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const float power = meta[kPower * columns + 8 * c + e % 2];
-            const float sum = meta[(kSums + i) * columns + 8 * c + e % 2];
+            const float* const column = meta + (8 * c + 2 * t + e % 2) * kMetaWords;
+            const float power = column[kPower], sum = column[kSums + i];
             y[r][c][e] =
                 fmaf(terms.f[e / 2] * power, dot[r][c][e], fmaf(terms.c[e / 2], sum, y[r][c][e]));
             dot[r][c][e] = 0;
           }
         }
       }
-      slot += 128 * S::kRowTiles;
     };
 
 #pragma unroll 1
@@ -96,20 +107,26 @@ class Sums {
       constexpr int kUnroll = kColumnTiles > 4    ? 1
                               : kColumnTiles == 2 ? 2
                                                   : 4;  // as registers allow
-      if (slots == 1) {
-#pragma unroll kUnroll
-        for (int j = 0; j < 4; ++j) multiply(record + j * block_bytes, words + j * kBits, -1);
-        scale(record, 0, k);
-      } else if (slots == 4) {
+      uint32_t a[S::kRowTiles][2][4];
+      if (slots == 1 && C::kRuns) {
 #pragma unroll kUnroll
         for (int j = 0; j < 4; ++j) {
-          multiply(record + j * block_bytes, words + j * kBits, -1);
-          scale(record, j, k + j * (kQuadK / 4));
+          load_block(true, words, j, -1, a);
+          multiply(record + j * block_bytes, a);
+        }
+        scale(record, 0, k);
+      } else if (slots < 8) {
+#pragma unroll kUnroll
+        for (int j = 0; j < 4; ++j) {
+          load_block(false, words, j, -1, a);
+          multiply(record + j * block_bytes, a);
+          if (slots == 4 || j == 3) scale(record, j & (slots - 1), k + j * (kQuadK / 4));
         }
       } else {
 #pragma unroll 1
         for (int i = 0; i < 8; ++i) {
-          multiply(record + i / 2 * block_bytes, words + i / 2 * kBits, i % 2);
+          load_block(false, words, i / 2, i % 2, a);
+          multiply(record + i / 2 * block_bytes, a);
           scale(record, i, k + i * (kQuadK / 8));
         }
       }

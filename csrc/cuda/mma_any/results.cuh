@@ -1,0 +1,107 @@
+// From the sums of a CTA's warps to y: shares of K added, the norm's factor, the epilogue.
+#pragma once
+
+#include "weights.cuh"
+
+namespace jaxgemv::cuda::mma_any {
+
+constexpr int kMostRanks = 8;
+
+// Where a CTA's sums lie: of each share of K, of each column, the rows, neighbours so that other CTAs
+// of a cluster read whole lines. Rows g and columns 2 t of a warp are in different banks.
+template <typename S>
+struct Placing {
+  int pitch, of_share;
+
+  __device__ __forceinline__ explicit Placing(const Params& params)
+      : pitch(params.across * S::kRows + 4), of_share(S::kColumns * pitch) {}
+
+  __device__ __forceinline__ int of(int share, int column, int row) const {
+    return share * of_share + column * pitch + row;
+  }
+};
+
+// Of all warps together, at most.
+template <typename S>
+JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
+  return deep * S::kColumns * (across * S::kRows + 4) * 4;
+}
+
+// partial: the Sums of all warps, and of the CTAs of a cluster the same. factors: of the norm, the sums of squares of this CTA's share of K. warps: those that call this. The shares, and
+// the columns of a row of x, are added in a fixed order: those of this CTA, and in a cluster then
+// those of all, where the first of each lies.
+template <int kBits, typename S>
+__device__ __forceinline__ void put_results(const Params& params, const Share& own, int tile,
+                                            float* partial, const float* factors, int warps) {
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const Placing<S> sums(params);
+  const int log_warp = params.log_rows + (S::kRowTiles > 1), results = params.across << log_warp;
+  const int chunks = (results + 31) / 32;
+  // A warp takes 32 rows of the weights, and every `step`th row of x: use(m, its first sum).
+  const auto for_each = [&](int warp, int warps, auto&& begin) {
+    const int step = warps / chunks, first = warp / chunks, row = warp % chunks * 32 + lane;
+    if (first >= step || row >= results) return;
+    const int of_warp = row & ((1 << log_warp) - 1);
+    const int tile_row = of_warp >> params.log_rows << 4 | (of_warp & ((1 << params.log_rows) - 1));
+    float* at =
+        partial + first * params.parts * sums.pitch + (row >> log_warp) * S::kRows + tile_row;
+    const auto use = begin(row);
+#pragma unroll 1
+    for (int m = first; m < own.M; m += step, at += step * params.parts * sums.pitch) use(m, at);
+  };
+  const auto sum_of_shares = [&](const float* from) {
+    const auto columns = [&] { return params.parts == 2 ? from[0] + from[sums.pitch] : from[0]; };
+    float sum = columns();
+#pragma unroll 1
+    for (int w = 1; w < params.deep; ++w) from += sums.of_share, sum += columns();
+    return sum;
+  };
+  const bool gated = is_gated(params.output.activation);
+  constexpr int kPair = 8;  // from a row to the one it is paired with
+  if (params.ranks > 1) {
+    for_each(warp, warps, [&](int) {
+      return [&](int, float* at) {
+        *at = sum_of_shares(at);
+        if (gated) at[kPair] = sum_of_shares(at + kPair);
+      };
+    });
+    sync_cluster();
+  }
+  // All are asked for before the first is there.
+  const auto over_ranks = [&](const float* from) {
+    float of_rank[kMostRanks], sum = 0;
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r)
+      of_rank[r] = r < params.ranks ? load_of_rank(from, r) : 0.f;
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r) sum += of_rank[r];
+    return sum;
+  };
+  for_each(own.rank * warps + warp, params.ranks * warps, [&](int row) {
+    const int n = tile * results + row;
+    const bool inside = n < params.width;
+    const float bias = inside ? bias_of(params.output, own.s >= 0, own.s, n) : 0.f;
+    const float second =
+        inside && gated ? bias_of(params.output, own.s >= 0, own.s, n + params.width) : 0.f;
+    return [=, &own, &params](int m, const float* from) {
+      if (!inside) return;
+      float factor = Octet<kBits>::kWorth;
+      if (params.x.norm.data != nullptr)
+        factor *= norm_factor(params.ranks > 1 ? over_ranks(factors + m) : factors[m], params.x.K,
+                              params.eps);
+      const auto result = [&](const float* from, float bias) {
+        return (params.ranks > 1 ? over_ranks(from) : sum_of_shares(from)) * factor + bias;
+      };
+      const float sum = result(from, bias);
+      const Index at = (own.first_row + m) * params.width + n;
+      if (params.plain)
+        store(params.output.y, params.output.dtype, at, sum);
+      else
+        finish<Parts::kNormAndEpilogue>(params.output, at, sum,
+                                        gated ? result(from + kPair, second) : 1);
+    };
+  });
+  if (params.ranks > 1) sync_cluster();  // the others have read this CTA's sums
+}
+
+}  // namespace jaxgemv::cuda::mma_any

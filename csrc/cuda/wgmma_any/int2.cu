@@ -1,0 +1,9 @@
+// The wgmma_any kernel for 2 bits. A file a width, so that they compile side by
+// side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows wgmma_any_int2() { return kWgmmaAnyRows<2>; }
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,115 @@
+// What the wgmma_any kernel keeps in shared memory, and its products: a quad of the weights of a
+// warpgroup, 64 rows, times the image of x.
+#pragma once
+
+#include <algorithm>
+
+#include "../common/hopper.cuh"
+#include "../mma_any/weights.cuh"
+
+namespace jaxgemv::cuda::wgmma_any {
+
+using namespace hopper;
+using namespace mma_any;
+
+// For up to kColumns columns of x. The sums, at the end, take the place of all else.
+template <int kBits, int kMostColumns>
+struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 4 != 0 ? 3 : 2> {
+  using R = typename Shape::Ring;
+  static constexpr int kColumns = kMostColumns;
+  static constexpr int kWarps = kColumns <= 64 ? 16 : 8, kGroups = kWarps / 4;  // of four warps
+  static constexpr int kConsumers = 32 * kWarps, kThreads = kConsumers + 128;   // and to copy x
+  // Of the 64 K of all, which threads have evenly at first.
+  static constexpr int kRegisters = kColumns <= 64 ? 112 : 232;
+  static constexpr int kRegistersOfCopies = kColumns <= 64 ? 32 : 40;
+  static constexpr int kXStages = kColumns <= 32 ? 8 : 4;  // of x, a quad each
+  // Groups that share K: each meets stages of x of its own.
+  static constexpr int kMostDeep = std::min(kGroups, kXStages / R::kQuads);
+  // What lies behind the last column is read, for sums that are not used.
+  static JAXGEMV_HD constexpr int shared_bytes(int columns, int pieces) {
+    return kWarps * R::bytes(pieces) + kXStages * columns * kRecordBytes +
+           kColumns * kMetaWords * 4;
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// The sums of a warp, rows g and g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
+template <int kBits, int kColumns>
+class Sums {
+  using S = Shape<kBits, kColumns>;
+  using C = Octet<kBits>;
+
+ public:
+  float y[kColumns / 2] = {};
+
+  // Adds the products of the quad that begins at k, `words` behind both rows of this lane in the ring.
+  // window: of scales, that begins with first_group, `inside` it; record: of x.
+  __device__ __forceinline__ void add(const Params& params, const uint32_t* const (&rows)[2],
+                                      int words, const RowScale& scales, const uint8_t* window,
+                                      int inside, int first_group, const uint8_t* record,
+                                      int columns, int k) {
+    const int slots = params.groups.slots;
+    // Operand B without a swizzle: 8 columns of 16 bytes are 128, and 8 k on are the next register.
+    // Above 18 bits of an address is the number of a cluster's CTA.
+    const uint32_t low =
+        static_cast<uint32_t>(columns) << 16 | (shared_address(record) & 0x3ffff) >> 4;
+    const auto multiply = [&](int j, const uint32_t (&a)[2][4], bool add) {
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+        wgmma_m64k16<__half>(
+            dot_, {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1], a[1][2 * step + 1]},
+            uint64_t{8} << 32 | (low + (4 * j + 2 * step) * columns), add || step > 0);
+      wgmma_commit();
+    };
+    const uint8_t* meta = record + columns * (kQuadK * 2) + lane_meta_;
+    const auto scale = [&](int i) {
+      const Terms terms =
+          scales.terms(window, inside, params.groups.of(k + i * (kQuadK / slots)) - first_group,
+                       params.scales, params.shift);
+      wgmma_wait<0>();
+      wgmma_done(dot_);
+#pragma unroll
+      for (int c = 0; c < kColumns / 4; ++c) {
+        const float* const column =
+            reinterpret_cast<const float*>(meta) + (c / 2 * 8 + c % 2) * kMetaWords;
+        const float power = column[kPower], sum = column[kSums + i];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int e = c / 2 * 4 + 2 * r + c % 2;
+          y[e] = fmaf(terms.f[r] * power, dot_[e], fmaf(terms.c[r], sum, y[e]));
+        }
+      }
+    };
+
+    if (slots == 1) {
+      uint32_t a[2][2][4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j > 1) wgmma_wait<1>();
+        load_octets<kBits>(rows, words, j, C::kRuns, a[j % 2]);
+        multiply(j, a[j % 2], j > 0);
+      }
+      scale(0);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < slots; ++i) {
+        uint32_t a[2][4];
+        const int j = slots == 4 ? i : i / 2;
+        load_octets<kBits>(rows, words, j, false, a);
+        if (slots == 8) keep_half(i % 2, a);
+        multiply(j, a, false);
+        scale(i);
+      }
+    }
+  }
+
+ private:
+  const int lane_meta_ = kept(threadIdx.x % 4 * 2 * kMetaWords * 4);
+  float dot_[kColumns / 2];
+};
+
+#endif
+
+}  // namespace jaxgemv::cuda::wgmma_any
