@@ -202,6 +202,31 @@ def mma_any(bits: int) -> list[Case]:
     ]
 
 
+def direct(bits: int) -> list[Case]:
+    """Groups of whole 32, or one scale a row, of any dtype; whole octets of x; any rows of it.
+
+    One, two and four octets of a lane in a group; K of less than a warp, of several warps and of a cluster.
+    """
+    return [
+        Case(1, 1, 8, "tensor", "mid"),
+        Case(1, 300, 256, 64, "offset", bias=True),
+        Case(1, 5, 1288, 32, "zero", scale="float32"),  # a ragged group
+        Case(1, 70, 14336, 128, "zero", bias=True),
+        Case(2, 300, 4096, 256, "offset", scale="float32"),
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 1000, 64, "zero", bias=True, scale="bfloat16"),  # rows of odd words
+        Case(4, 512, 512, 32, "offset"),
+        Case(5, 33, 2880, 96, "fraction", scale="float16"),
+        Case(8, 130, 4096, "row", "mid"),
+        Case(9, 40, 1024, 192, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 520, 160, "zero", scale="bfloat16"),
+        Case(64, 31, 2048, 384, "zero", bias=True),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
 def int8_dot(bits: int) -> list[Case]:
     """Up to two rows; groups of whole blocks, or of whole lanes: 512 and 32 bits, or 64 codes and 4."""
     block, lane = (64, 4) if 8 % bits else (512 // bits, 32 // bits)
@@ -283,6 +308,7 @@ MUST_TAKE = {
     "wgmma": wgmma,
     "mma": mma,
     "mma_any": mma_any,
+    "direct": direct,
     "simt": anything,
     "int8_dot": int8_dot,
     "f32_panel": anything,
@@ -302,6 +328,7 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     if cases in (
         anything,
+        direct,
         mma_any,
         transposed_anything,
     ):  # every width meets all of them, with one x or another

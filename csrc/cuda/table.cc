@@ -8,9 +8,10 @@ Rows table() {
   static const std::vector<Kernel> rows = [] {
     std::vector<Kernel> all;
     for (const Rows each :
-         {stream_int2(), stream_int4(), stream_int8(), wgmma_rows(), mma_rows(), mma_any_int1(),
-          mma_any_int2(), mma_any_int3(), mma_any_int4(), mma_any_int5(), mma_any_int6(),
-          mma_any_int7(), mma_any_int8(), simt_rows(), transposed_rows(), transposed_simt_rows()})
+         {direct_rows(), stream_int2(), stream_int4(), stream_int8(), wgmma_rows(), mma_rows(),
+          mma_any_int1(), mma_any_int2(), mma_any_int3(), mma_any_int4(), mma_any_int5(),
+          mma_any_int6(), mma_any_int7(), mma_any_int8(), simt_rows(), transposed_rows(),
+          transposed_simt_rows()})
       all.insert(all.end(), each.begin(), each.end());
     return all;
   }();
