@@ -4,8 +4,8 @@
 // prefer for so many rows of x, else the first.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
+#include <limits>
 #include <span>
 #include <string_view>
 
@@ -39,12 +39,21 @@ constexpr OperandSet with_format(OperandSet set, Format format) {
                                    : set.without(kShifts) | OperandSet::of(Operand::kCodebook);
 }
 
-// The rows of x of a slice, first <= M <= last, for which a kernel is the fastest of those that can
-// run the call; bits 0 for all widths. In order of preference.
+// The rows of x of a slice, first <= M <= last, the most codes in the matrices of all slices, and
+// what else has to hold, for a kernel to be the fastest of those that can run the call; bits 0 for
+// all widths. In order of preference: a kernel may come again behind another one.
 struct Crossover {
   std::string_view kernel;
   int bits;
   Index first, last;
+  Index codes = std::numeric_limits<Index>::max();
+  bool (*when)(const Problem&) = nullptr;
+
+  bool prefers(const KernelInfo& info, const Problem& problem) const {
+    return info.name == kernel && (bits == 0 || bits == problem.bits) && first <= problem.M &&
+           problem.M <= last && problem.batch * problem.N * problem.K <= codes &&
+           (when == nullptr || when(problem));
+  }
 };
 
 // What the kernels of a table take between them, for the product and for the transposed one.
@@ -75,25 +84,17 @@ template <typename Row, typename Supports>
 const Row* choose(std::span<const Row> table, std::span<const Crossover> crossovers,
                   const Problem& problem, OperandSet given, std::string_view only,
                   Supports&& supports) {
-  const auto is_preferred = [&](const KernelInfo& info) {
-    return std::any_of(crossovers.begin(), crossovers.end(), [&](const Crossover& c) {
-      return (c.bits == 0 || c.bits == problem.bits) && c.first <= problem.M &&
-             problem.M <= c.last && info.name == c.kernel;
-    });
+  const auto fits = [&](const KernelInfo& info) {
+    return info.bits == problem.bits && info.x == problem.x && info.format == problem.format &&
+           info.transposed == problem.transposed && given.without(info.operands).empty() &&
+           (only.empty() || info.name == only);
   };
-  const Row* fallback = nullptr;
-  for (const Row& row : table) {
-    const KernelInfo& info = row.info;
-    const bool fits = info.bits == problem.bits && info.x == problem.x &&
-                      info.format == problem.format && info.transposed == problem.transposed &&
-                      given.without(info.operands).empty() && (only.empty() || info.name == only);
-    if (!fits) continue;
-    const bool preferred = is_preferred(info);
-    if ((!preferred && fallback != nullptr) || !supports(row)) continue;
-    if (preferred) return &row;
-    fallback = &row;
-  }
-  return fallback;
+  for (const Crossover& crossover : crossovers)
+    for (const Row& row : table)
+      if (crossover.prefers(row.info, problem) && fits(row.info) && supports(row)) return &row;
+  for (const Row& row : table)
+    if (fits(row.info) && supports(row)) return &row;
+  return nullptr;
 }
 
 }  // namespace jaxgemv

@@ -150,19 +150,16 @@ def stream(bits: int) -> list[Case]:
 
 
 def wgmma(bits: int) -> list[Case]:
-    """As mma_any, where x has an image: 32, 64 and 128 columns, more than a CTA has, groups of warps that share K."""
+    """9 to 64 rows, N from 256 on, K and groups in multiples of 128, scale and zero of one dtype."""
     return [
         Case(9, 256, 128, "row", "mid"),
         Case(16, 300, 1024, 128, "zero", bias=True),
-        Case(17, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
-        Case(24, 33, 640, 16, "zero"),
+        Case(17, 256, 512, "tensor", "offset"),
+        Case(24, 300, 640, 256, "zero"),  # a ragged group
         Case(32, 513, 2048, 256, "fraction", scale="float32"),
         Case(33, 257, 1152, 384, "zero", scale="float16"),
-        Case(40, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
-        Case(63, 1, 14336, 64, "zero"),
+        Case(40, 256, 1024, 128, "offset", scale="bfloat16"),
         Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
-        Case(65, 16, 512, "tensor", "offset"),
-        Case(200, 31, 1000, "row", "mid", bias=True),
     ]
 
 
@@ -200,6 +197,48 @@ def mma_any(bits: int) -> list[Case]:
         Case(17, 129, 1536, 160, "zero", scale="bfloat16"),
         Case(33, 70, 1024, "row", "offset", bias=True),
         Case(64, 31, 4096, 48, "zero"),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
+def wgmma_any(bits: int) -> list[Case]:
+    """As mma_any, where x has an image: 32, 64 and 128 columns, more than a CTA has, groups of warps that share K."""
+    return [
+        Case(9, 256, 128, "row", "mid"),
+        Case(16, 300, 1024, 128, "zero", bias=True),
+        Case(17, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(24, 33, 640, 16, "zero"),
+        Case(32, 513, 2048, 256, "fraction", scale="float32"),
+        Case(33, 257, 1152, 384, "zero", scale="float16"),
+        Case(40, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
+        Case(63, 1, 14336, 64, "zero"),
+        Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+        Case(65, 16, 512, "tensor", "offset"),
+        Case(200, 31, 1000, "row", "mid", bias=True),
+    ]
+
+
+def direct(bits: int) -> list[Case]:
+    """Groups of whole 32, or one scale a row, of any dtype; whole octets of x; any rows of it.
+
+    One, two and four octets of a lane in a group; K of less than a warp, of several warps and of a cluster.
+    """
+    return [
+        Case(1, 1, 8, "tensor", "mid"),
+        Case(1, 300, 256, 64, "offset", bias=True),
+        Case(1, 5, 1288, 32, "zero", scale="float32"),  # a ragged group
+        Case(1, 70, 14336, 128, "zero", bias=True),
+        Case(2, 300, 4096, 256, "offset", scale="float32"),
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 1000, 64, "zero", bias=True, scale="bfloat16"),  # rows of odd words
+        Case(4, 512, 512, 32, "offset"),
+        Case(5, 33, 2880, 96, "fraction", scale="float16"),
+        Case(8, 130, 4096, "row", "mid"),
+        Case(9, 40, 1024, 192, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 520, 160, "zero", scale="bfloat16"),
+        Case(64, 31, 2048, 384, "zero", bias=True),
         Case(65, 16, 512, 128, "zero"),
         Case(0, 16, 512, 128, "zero"),
     ]
@@ -286,6 +325,8 @@ MUST_TAKE = {
     "wgmma": wgmma,
     "mma": mma,
     "mma_any": mma_any,
+    "wgmma_any": wgmma_any,
+    "direct": direct,
     "simt": anything,
     "int8_dot": int8_dot,
     "f32_panel": anything,
@@ -303,7 +344,8 @@ MUST_TAKE_TRANSPOSED = {
 
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
-    if cases in (anything, mma_any, wgmma, transposed_anything):  # every width meets all of them, with one x or another
+    # Every width meets all of them, with one x or another.
+    if cases in (anything, direct, mma_any, wgmma_any, transposed_anything):
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)
 
@@ -314,7 +356,7 @@ def on(backend: str, isa: str = "", name: str = ""):
     if backend in backends and backends[backend].missing:
         pytest.fail(f"the {backend} backend is {backends[backend].missing}")
     device = jax.devices(None if backend == "xla" else backend)[0]
-    if name == "wgmma" and not device.compute_capability.startswith("9."):
+    if name.startswith("wgmma") and not device.compute_capability.startswith("9."):
         pytest.skip("wgmma is for Hopper")
     with jax.default_device(device), contextlib.ExitStack() as stack:
         if isa:

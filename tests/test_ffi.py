@@ -295,12 +295,12 @@ def test_image_of_x(rng):
     """A second result that is too small for x's image is refused; without one, another kernel runs."""
     with on("cuda"):
         given = {
-            "x": rng.integers(-2, 3, (1, 9, 256)).astype(np.float32),
-            "packed": rng.integers(0, 1 << 32, (1, 256, 24), dtype=np.uint32),
-            "scale": np.ones((1, 256, 2), np.float32),
+            "x": rng.integers(-2, 3, (1, 8, 260)).astype(np.float32),
+            "packed": rng.integers(0, 1 << 32, (1, 256, 25), dtype=np.uint32),
+            "scale": np.ones((1, 256, 3), np.float32),
         }
-        call = partial(natural_call, given, bits=3, transposed=False, y_shape=(1, 9, 256))
-        nbytes = ffi.backends["cuda"].image_bytes(9, 256, "float32", False)
+        call = partial(natural_call, given, bits=3, transposed=False, y_shape=(1, 8, 256))
+        nbytes = ffi.backends["cuda"].image_bytes(8, 260, "float32", False)
         enough = jax.block_until_ready(call(image=nbytes))
         assert ffi.last_kernel("cuda") == "mma_any"
         without = jax.block_until_ready(call(image=0))

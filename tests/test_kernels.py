@@ -158,6 +158,13 @@ LARGE = {
     ],
     "wgmma": [(16, 40000, 1024, 256), (17, 300, 4096, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
     "mma": [(1, 4099, 20480, 128), (3, 2121, 12416, 128)],
+    "wgmma_any": [(9, 4099, 20480, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128), (17, 40000, 1024, 256)],
+    "direct": [
+        (1, 4099, 20480, 128),
+        (3, 2121, 12416, 128),
+        (9, 5000, 1280, 32),
+        (33, 4100, 2048, "row"),
+    ],
     "mma_any": [
         (1, 4099, 20480, 128),
         (3, 2121, 12416, 128),
@@ -196,9 +203,14 @@ def test_large(kernel):
 @large
 def test_what_the_last_kernel_left(kernel, rng):
     """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""
-    for m in {"stream": (1, 2, 8, 9), "wgmma": (9, 33), "mma": (1, 8), "mma_any": (1, 9, 17, 33)}[
-        kernel.name
-    ]:
+    for m in {
+        "stream": (1, 2, 8, 9),
+        "wgmma": (9, 33),
+        "mma": (1, 8),
+        "mma_any": (1, 9, 17, 33),
+        "wgmma_any": (9, 17, 33),
+        "direct": (1, 9),
+    }[kernel.name]:
         full = make(rng, kernel.bits, kernel.x, Case(m, 4096, 2048, 128, "zero"))
         nan = jnp.full(full.scale.shape, jnp.nan, kernel.x)
         stale = QuantizedTensor(packed=full.packed, scale=nan, zero=nan, bits=kernel.bits)
@@ -218,21 +230,26 @@ CHOSEN = [
     ("cpu", 4, "float32", Case(8, 64, 1024, 128), "amx_int8 f32_panel"),
     ("cpu", 4, "bfloat16", Case(64, 64, 1024, 128), "amx_bf16 f32_panel"),
     ("cpu", 3, "bfloat16", Case(64, 64, 1024, 128), "f32_panel"),
-    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128, "zero"), "stream"),
-    ("cuda", 2, "float16", Case(1, 256, 1024, 64), "stream"),
-    ("cuda", 8, "bfloat16", Case(8, 256, 1024, "row", scale="float32"), "stream"),
-    ("cuda", 4, "float16", Case(8, 256, 1024, 32), "stream"),
-    ("cuda", 2, "bfloat16", Case(64, 256, 1024, 128), "stream"),
-    ("cuda", 4, "bfloat16", Case(33, 256, 1024, 128), "wgmma mma_any"),
-    ("cuda", 8, "float16", Case(64, 300, 1024, "row"), "wgmma mma_any"),
-    ("cuda", 4, "bfloat16", Case(64, 40, 1024, 128), "mma_any"),  # few outputs
-    ("cuda", 4, "float16", Case(4, 256, 1024, 128, scale="float32"), "mma"),
+    ("cuda", 4, "bfloat16", Case(1, 4096, 1024, 128, "zero"), "stream"),
+    ("cuda", 2, "float16", Case(1, 4096, 1024, 64), "stream"),
+    ("cuda", 8, "bfloat16", Case(8, 4096, 1024, "row", scale="float32"), "stream"),
+    ("cuda", 4, "float16", Case(8, 4096, 1024, 32), "stream"),
+    ("cuda", 2, "bfloat16", Case(64, 4096, 1024, 128), "stream"),
+    ("cuda", 4, "bfloat16", Case(33, 4096, 1024, 128), "wgmma direct"),
+    ("cuda", 8, "float16", Case(64, 4100, 1024, "row"), "wgmma direct"),
+    ("cuda", 4, "bfloat16", Case(64, 200, 40960, 32), "wgmma_any mma_any"),
+    ("cuda", 5, "float32", Case(9, 8192, 1024, 128), "wgmma_any mma_any"),
+    ("cuda", 4, "float16", Case(4, 16640, 1024, 128, scale="float32"), "mma"),
     ("cuda", 8, "bfloat16", Case(100, 256, 1024, 128), "mma_any"),
-    ("cuda", 8, "bfloat16", Case(2, 256, 1024, 512), "mma"),
-    ("cuda", 4, "float32", Case(1, 256, 1024, 128), "mma_any"),
-    ("cuda", 3, "bfloat16", Case(1, 256, 1024, 128), "mma_any"),
+    ("cuda", 8, "bfloat16", Case(2, 16640, 1024, 512), "mma"),
+    ("cuda", 4, "float32", Case(1, 8192, 1024, 128), "mma_any"),
+    ("cuda", 3, "bfloat16", Case(1, 8192, 1024, 32), "mma_any"),
     ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "mma_any"),
-    ("cuda", 6, "float16", Case(17, 256, 1024, 16), "mma_any"),
+    ("cuda", 6, "float16", Case(17, 256, 1024, 16), "wgmma_any mma_any"),
+    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128, "zero"), "direct"),
+    ("cuda", 8, "float16", Case(64, 512, 512, "row"), "direct"),
+    ("cuda", 5, "float32", Case(8, 2048, 1024, 64), "direct"),
+    ("cuda", 6, "bfloat16", Case(1, 8192, 1024, 256), "direct"),
     ("cuda", 4, "bfloat16", Case(1, 256, 1000, 8), "simt"),
 ]
 CHOSEN_TRANSPOSED = [
@@ -257,7 +274,7 @@ def chosen(rows):
 def expected(backend: str, bits: int, x: str, names: str, transposed: bool = False) -> str:
     there = {k.name for k in backends[backend].find(bits, x, transposed)}
     if backend == "cuda" and not jnp.zeros(()).device.compute_capability.startswith("9."):
-        there -= {"wgmma"}
+        there -= {"wgmma", "wgmma_any"}
     return next(name for name in names.split() if name in there)
 
 

@@ -10,13 +10,32 @@ namespace jaxgemv::cuda {
 
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
+// The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
+constexpr bool has_16_bit_x_and_large_groups(const Problem& problem) {
+  return problem.x != Dtype::kF32 && (problem.group % 128 == 0 || problem.group >= problem.K);
+}
+
+// wgmma does as much for 32 columns of x as for few; float32 is two.
+constexpr bool has_many_columns(const Problem& problem) {
+  return problem.M * (problem.x == Dtype::kF32 ? 2 : 1) > 16;
+}
+
 inline constexpr Crossover kCrossovers[] = {
+    // Against all others: "Small matrices".
+    {"direct", 0, 1, 64, 1 << 20},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64},
     {"stream", 4, 1, 16},
     {"stream", 8, 1, 16},
+    // Against wgmma, mma and mma_any: "Small matrices".
+    {"direct", 0, 1, 16, 5 << 20},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
+    // Against mma and mma_any: "Small matrices".
+    {"direct", 0, 1, 64, 5 << 20},
+    {"direct", 0, 1, 64, 1 << 24, has_16_bit_x_and_large_groups},
+    // Against mma_any: "Many rows of every width".
+    {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Against mma_any: "Every width".
     {"mma", 0, 1, 8},
     {"mma_any", 0, 1, kAnyRows},

@@ -1,0 +1,154 @@
+// Chooses the variant of the direct kernel, and lays out its work.
+#include <algorithm>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+namespace direct {
+
+// Tiles of eight rows of x that a warp has at most: registers end there.
+template <typename X>
+inline constexpr int kMostTilesM = std::is_same_v<X, float> ? 1 : 2;
+
+// log_octets: of a lane in a unit. Four lie side by side in a lane, fewer in four lanes.
+struct Layout {
+  int tiles_m = 0, log_octets = 0, log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
+  Index tiles = 0;
+
+  bool whole() const { return log_octets == 2; }
+  int ranks() const { return 1 << log_ranks; }
+};
+
+// One scale a row, or one group.
+bool has_one_group(const Problem& problem, const Operands& operands) {
+  return problem.group >= problem.K ||
+         (operands.scale.g_stride == 0 && operands.shift.g_stride == 0);
+}
+
+// Nanoseconds of a layout on an H200, roughly: of all instructions of an SM, or of those of a warp and
+// its waits for memory, as often as CTAs follow one another. Fitted to the times of all layouts of
+// some fifty products: what it chooses takes 1% longer than the best ("Small matrices").
+Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
+  constexpr int kMemoryNs = 350, kClusterNs = 1400, kRankNs = 250, kWarps = 16;  // of an SM
+  const int warps = 1 << (layout.log_across + layout.log_deep);
+  const int parts = problem.x == Dtype::kF32 ? 3 : 1;
+  const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
+  const Index instructions =
+      250 + steps * (70 + (45 + 14 * layout.tiles_m * parts << layout.log_octets));
+  const Index ctas =
+      layout.tiles * layout.ranks() * ceil_div(problem.M, layout.tiles_m * kTileM) * problem.batch;
+  const Index on_sm = ceil_div(ctas, device.sms) * warps;
+  const Index issue = on_sm * instructions / 4;
+  const Index alone = ceil_div(on_sm, kWarps) * (instructions * 9 / 5 + steps * kMemoryNs);
+  return std::max(issue, alone) + instructions / 3 +
+         (layout.log_ranks > 0 ? kClusterNs + kRankNs * layout.ranks() : 0);
+}
+
+// The one that costs least.
+Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
+  const bool one = has_one_group(problem, operands);
+  const int most_tiles_m = problem.x == Dtype::kF32 ? kMostTilesM<float> : kMostTilesM<__half>;
+  const bool whole = problem.K % kBlockK == 0 && is_aligned(operands.packed, 16);
+  Layout best;
+  Index least = 0;
+  for (int tiles_m = 1; tiles_m <= most_tiles_m; ++tiles_m)
+    for (int log_octets = 0; log_octets < 2 + whole; ++log_octets) {
+      if (!one && problem.group % (kBlockK << log_octets) != 0) break;
+      const Index all = ceil_div(problem.K, kBlockK << log_octets);  // units
+      for (int log_ranks = 0; log_ranks <= (device.major >= 9 ? 3 : 0); ++log_ranks) {
+        const Index units = ceil_div(all, 1 << log_ranks);
+        for (int log_across = 0; 1 << log_across <= kMaxWarps; ++log_across)
+          for (int log_deep = 0; 1 << (log_across + log_deep) <= kMaxWarps; ++log_deep) {
+            if (1 << log_deep > units) break;
+            const Layout layout = {tiles_m,
+                                   log_octets,
+                                   log_across,
+                                   log_deep,
+                                   log_ranks,
+                                   static_cast<int>(units),
+                                   ceil_div(problem.N, kTileN << log_across)};
+            const Index cost = cost_of(layout, problem, device);
+            if (best.tiles > 0 && cost >= least) continue;
+            best = layout, least = cost;
+          }
+      }
+    }
+  return best;
+}
+
+ScaleSource source_of(const Param& param) {
+  const int size = size_of(param.dtype);
+  return {static_cast<const char*>(param.data), param.stack_stride * size,
+          static_cast<int>(param.n_stride * size), static_cast<int>(param.g_stride * size),
+          param.dtype};
+}
+
+Params params_of(const Problem& problem, const Operands& operands, const Layout& layout) {
+  const Index group = has_one_group(problem, operands) ? 0 : problem.group / kOctet;
+  Params p{};
+  p.weights = {operands.packed,
+               operands.packed_stack_stride,
+               static_cast<int>(row_bytes(problem.K, problem.bits) / 4),
+               static_cast<int>(problem.K / kOctet),
+               static_cast<uint32_t>(group == 0 ? 0 : ceil_div(Index{1} << 31, group)),
+               source_of(operands.scale),
+               source_of(operands.shift),
+               problem.affine};
+  p.x = operands.x, p.index = operands.index, p.stack = static_cast<int>(problem.stack);
+  p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
+  p.K = static_cast<int>(problem.K);
+  p.log_across = layout.log_across, p.log_deep = layout.log_deep, p.log_ranks = layout.log_ranks;
+  p.octets = 1 << layout.log_octets, p.units = layout.units;
+  p.output = output_of(problem, operands);
+  return p;
+}
+
+}  // namespace direct
+
+template <int kBits, typename X>
+struct Direct {
+  static constexpr int kTilesM = direct::kMostTilesM<X>;
+  static constexpr KernelInfo kInfo{"direct",    Format::kAffine,          kBits,
+                                    kDtypeOf<X>, kTilesM * direct::kTileM, kProductOperands};
+
+  // Whole octets of x, no group boundary inside a block, and 32-bit m, n and k.
+  static bool supports(const Problem& problem, const Operands& operands, const Device&) {
+    if (problem.K >= (1 << 18) || problem.N >= (1 << 30) || problem.M >= (1 << 18)) return false;
+    if (problem.K % kOctet != 0 || !is_aligned(operands.x, 16)) return false;
+    if (problem.group % direct::kBlockK != 0 && !direct::has_one_group(problem, operands))
+      return false;
+    return is_aligned(operands.packed, 4);
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    const direct::Layout layout = direct::layout_of(problem, operands, device);
+    const direct::Params params = direct::params_of(problem, operands, layout);
+    const Index tiles_m = ceil_div(problem.M, layout.tiles_m * direct::kTileM);
+    const LaunchShape shape{{static_cast<unsigned>(layout.tiles * layout.ranks()),
+                             static_cast<unsigned>(problem.batch), static_cast<unsigned>(tiles_m)},
+                            32 << (layout.log_across + layout.log_deep),
+                            /*shared_bytes=*/0,
+                            layout.ranks()};
+    const auto launch = [&](auto whole) {
+      return launch_kernel(layout.tiles_m == 1 ? direct::gemv_direct<kBits, whole, 1, X>
+                                               : direct::gemv_direct<kBits, whole, kTilesM, X>,
+                           shape, device, stream, params);
+    };
+    return layout.whole() ? launch(std::true_type{}) : launch(std::false_type{});
+  }
+};
+
+template <int kBits>
+inline constexpr Kernel kDirectRows[] = {
+    row<Direct<kBits, __half>>(), row<Direct<kBits, __nv_bfloat16>>(), row<Direct<kBits, float>>()};
+
+Rows direct_rows() {
+  static constexpr auto kRows =
+      join(kDirectRows<1>, kDirectRows<2>, kDirectRows<3>, kDirectRows<4>, kDirectRows<5>,
+           kDirectRows<6>, kDirectRows<7>, kDirectRows<8>);
+  return kRows;
+}
+
+}  // namespace jaxgemv::cuda
