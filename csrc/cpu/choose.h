@@ -19,6 +19,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_int8", 0, 2, kAnyRows},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
     {"int8_dot", 0, 1, 2},
+    {"bf16_panel", 0, 3, kAnyRows},
     {"f32_panel", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},
 };
@@ -29,7 +30,7 @@ struct MostRows {
   std::string_view isa;
   Index rows;
 };
-inline constexpr MostRows kMostRows[] = {{"amx", 512},     {"avx512vbmi", 512}, {"avx512", 512},
+inline constexpr MostRows kMostRows[] = {{"amx", 512},     {"avx512bf16", 512}, {"avx512vbmi", 512}, {"avx512", 512},
                                          {"avxvnni", 256}, {"avx2", 256},       {"portable", 64}};
 
 // All products have the epilogue, and read x once more for a norm: what is faster than XLA without
