@@ -18,9 +18,9 @@ constexpr int kChunkPairs = kChunkCodes / 2;  // as many as lanes
 // acc[m][lane] += scale[lane] * dot(panel[..][lane], x[m]) + offset[lane] * x_sums[m], for kTileVectors
 // vectors of lanes and `chunks` of a panel. x: [row][pair] of each, so many apart.
 template <int kRows>
-inline void multiply_pairs(const float* panel, const float* x, Index chunks, Index apart,
-                           const float* x_sums, const float* scale, const float* offset,
-                           float* acc) {
+__attribute__((noinline)) void multiply_pairs(const float* panel, const float* x, Index chunks,
+                                              Index apart, const float* x_sums, const float* scale,
+                                              const float* offset, float* acc) {
   Floats sum[kRows][kTileVectors] = {};
   for (Index chunk = 0; chunk < chunks; ++chunk, x += apart) {
     // The next tile's x.
@@ -29,7 +29,7 @@ inline void multiply_pairs(const float* panel, const float* x, Index chunks, Ind
       __builtin_prefetch(ahead);
       Ints w[kTileVectors];
       JAXGEMV_UNROLL
-      for (int v = 0; v < kTileVectors; ++v) w[v] = load_ints(panel + v * kLanes);
+      for (int v = 0; v < kTileVectors; ++v) w[v] = in_register(load_ints(panel + v * kLanes));
       JAXGEMV_UNROLL
       for (int m = 0; m < kRows; ++m) {
         const Ints pairs = Ints{} + load<int32_t>(at, m * kChunkPairs);
@@ -46,7 +46,8 @@ inline void multiply_pairs(const float* panel, const float* x, Index chunks, Ind
   for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
   for (int v = 0; v < kTileVectors; ++v) {
     float* to = acc + m * kRowBlock + v * kLanes;
-    store_floats(to, load_floats(to) + sum[m][v] * scales[v] + offsets[v] * x_sums[m]);
+    // Not one after the other to `to`, which is the larger sum.
+    store_floats(to, load_floats(to) + (sum[m][v] * scales[v] + offsets[v] * x_sums[m]));
   }
 }
 

@@ -11,7 +11,8 @@ namespace {
 // x are kPanelCodes apart, so that one register addresses them all. A panel is summed by itself: one
 // sum of all K would lose more than 2^-20 where nothing in it cancels.
 template <int kRows>
-inline void multiply_floats(const float* panel, const float* x, Index count, float* acc) {
+__attribute__((noinline)) void multiply_floats(const float* panel, const float* x, Index count,
+                                               float* acc) {
   Floats sum[kRows][kTileVectors] = {};
   // The next tile's x, which many rows keep in the second-level cache.
   const float* ahead = x + kRows * kPanelCodes;

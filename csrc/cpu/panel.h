@@ -17,8 +17,8 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kPanelCodes = 128;
-constexpr int kChunkCodes = 32;  // these are as many words as a code has bits
-constexpr Index kSharingRows = 512;  // their sums stay in the second-level cache
+constexpr int kChunkCodes = 32;    // these are as many words as a code has bits
+constexpr int kSharingRows = 512;  // their sums stay in the second-level cache
 static_assert(kRowBlock % (kTileVectors * kLanes) == 0);
 
 // The code that begins with bit kBit of a chunk's words, which are in registers: its lowest bit becomes
@@ -52,7 +52,7 @@ inline void with_rows(Index rows, F&& f) {
 //   rows [m0, m1) to s.acc and moves it on.
 template <typename C, typename Form>
 struct Panel {
-  static constexpr int kRows = kAllRows;
+  static constexpr int kRows = kSharingRows;
   static constexpr int kBits = C::kBits;
   static constexpr int kWords = kPanelCodes / kChunkCodes * kBits;
 
@@ -103,7 +103,7 @@ struct Panel {
                   Index begin, Index end, float* scratch) {
     const Scratch s(p, scratch);
     Form::make_plan(p, s.plan);
-    const Index shares = ceil_div(p.M, kSharingRows);
+    const Index shares = ceil_div(p.M, Index{kSharingRows});
     for (Index share = 0; share < shares; ++share)
       run_rows(p, o, slice, stack, x, begin, end, s, p.M * share / shares,
                p.M * (share + 1) / shares);

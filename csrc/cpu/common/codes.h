@@ -109,7 +109,7 @@ struct PairOrder {
 template <int kBits>
 struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   static constexpr PairOrder<kBits> kOrder{};
-  static constexpr int kTableBits = 5;
+  static constexpr int kTableBits = kBits <= 5 ? 5 : 6;
   uint16_t table[1 << kTableBits];  // bfloat16
 
   Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {

@@ -8,8 +8,9 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr Rows kBf16Rows = make_rows([](Rows& rows) {
-  rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>();
-  add_vector_rows(rows);
+  add_vector_rows(rows, [](Rows& rows) {
+    rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>();
+  });
 });
 
 }  // namespace

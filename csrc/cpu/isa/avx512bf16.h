@@ -12,14 +12,25 @@ inline Floats dot_pairs(Floats sum, Ints a, Ints b) {
   return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
+// gcc would load it again for each use: three rows of x took twice as long.
+inline Ints in_register(Ints value) {
+  __asm__("" : "+v"(value));
+  return value;
+}
+
 // The lower half of each lane of `low`, the upper of `high`.
 inline Ints join_halves(Ints low, Ints high) {
   return (Ints)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
 }
 
-// Of each half of a lane, whose lowest five bits choose.
+// Of each half of a lane, whose lowest five or six bits choose.
 inline Ints lookup_halves(Ints index, const uint16_t (&table)[32]) {
   return (Ints)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)index, _mm512_loadu_si512(table));
+}
+
+inline Ints lookup_halves(Ints index, const uint16_t (&table)[64]) {
+  return (Ints)_mm512_maskz_permutex2var_epi16(~0u, _mm512_loadu_si512(table), (__m512i)index,
+                                               _mm512_loadu_si512(table + 32));
 }
 
 // x as pairs, and whether all that was packed is normal and within 2^kMostExponent, or zero.
@@ -37,8 +48,9 @@ class XPairs {
     const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     const __m512i least = _mm512_set1_epi16(1 << kExponent);
     const __m512i most = _mm512_set1_epi16((127 + kMostExponent) << kExponent);
-    bad_ |= _mm512_cmpgt_epu16_mask(magnitude, most) |
-            (_mm512_cmplt_epu16_mask(magnitude, least) & _mm512_test_epi16_mask(magnitude, magnitude));
+    bad_ |=
+        _mm512_cmpgt_epu16_mask(magnitude, most) |
+        (_mm512_cmplt_epu16_mask(magnitude, least) & _mm512_test_epi16_mask(magnitude, magnitude));
     const __m512i pairs = _mm512_maskz_permutexvar_epi16(~0u, order_, x);
     _mm512_storeu_si512(to, pairs);
     return (Floats)((Ints)pairs << 16) + (Floats)((Ints)pairs & static_cast<int32_t>(0xffff0000));
@@ -47,9 +59,7 @@ class XPairs {
   bool in_range() const { return bad_ == 0; }
 
  private:
-  static uint32_t below(int64_t i) {
-    return i >= 32 ? ~0u : i <= 0 ? 0 : (uint32_t{1} << i) - 1;
-  }
+  static uint32_t below(int64_t i) { return i >= 32 ? ~0u : i <= 0 ? 0 : (uint32_t{1} << i) - 1; }
 
   __m512i order_;
   uint32_t bad_ = 0;
