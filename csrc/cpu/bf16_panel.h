@@ -98,26 +98,32 @@ struct Bf16Panel : Panel<C, Bf16Panel<C>> {
 
   // False where an element is out of range.
   static bool pack(const X& x, Index m0, Index m1, float* out) {
-    const Problem& p = x.p;
     XPairs pairs(C::kOrder.code);
-    for (Index k0 = 0; k0 < p.K; k0 += kPanelCodes)
-      for_each_segment(p, k0, [&](const Segment& segment) {
-        const Index chunks = segment.chunks(), codes = segment.first() * kChunkCodes;
-        float* to = out + Segment::sums_size(p);
-        for (Index m = m0; m < m1; ++m) {
-          const char* from = static_cast<const char*>(x.o.x) +
-                             ((x.slice * p.M + m) * p.K + k0 + codes) * size_of(Dtype::kBF16);
-          Floats sum = {};
-          for (Index i = 0; i < chunks; ++i) {
-            const Index at = codes + i * kChunkCodes;
-            sum += pairs.pack(from + i * kChunkCodes * size_of(Dtype::kBF16), segment.begin - at,
-                              segment.end - at, to + (i * p.M + m) * kChunkPairs);
-          }
-          out[m] = sum_of(sum);
-        }
-        out += segment.x_size(p);
-      });
+    for_each_stripe(m0, m1, [&](Index m0, Index m1) {
+      float* to = out;
+      for (Index k0 = 0; k0 < x.p.K; k0 += kPanelCodes)
+        for_each_segment(x.p, k0, [&](const Segment& segment) {
+          pack_segment(x, k0, segment, m0, m1, pairs, to);
+          to += segment.x_size(x.p);
+        });
+    });
     return pairs.in_range();
+  }
+
+  static void pack_segment(const X& x, Index k0, const Segment& segment, Index m0, Index m1,
+                           XPairs& pairs, float* out) {
+    const Problem& p = x.p;
+    const Index chunks = segment.chunks(), first = segment.first() * kChunkCodes;
+    const char* all = static_cast<const char*>(x.o.x);
+    float* to = out + Segment::sums_size(p);
+    for (Index m = m0; m < m1; ++m) {
+      const Index row = (x.slice * p.M + m) * p.K + k0;
+      Floats sum = {};
+      for (Index i = 0, at = first; i < chunks; ++i, at += kChunkCodes)
+        sum += pairs.pack(all + (row + at) * size_of(Dtype::kBF16), segment.begin - at,
+                          segment.end - at, to + (i * p.M + m) * kChunkPairs);
+      out[m] = sum_of(sum);
+    }
   }
 
   static Index plan_size(const Problem&) { return 0; }

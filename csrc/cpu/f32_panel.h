@@ -52,9 +52,12 @@ struct F32Panel : Panel<C, F32Panel<C>> {
   static void prepare(const Problem&, const Operands&, float*) {}
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
-    for (Index k = 0; k < p.K; k += kPanelCodes, out += p.M * kPanelCodes)
-      for (Index m = m0; m < m1; ++m)
-        x.read(m, k, min_of(kPanelCodes, p.K - k), out + m * kPanelCodes);
+    for_each_stripe(m0, m1, [&](Index m0, Index m1) {
+      float* to = out;
+      for (Index k = 0; k < p.K; k += kPanelCodes, to += p.M * kPanelCodes)
+        for (Index m = m0; m < m1; ++m)
+          x.read(m, k, min_of(kPanelCodes, p.K - k), to + m * kPanelCodes);
+    });
     return true;
   }
 

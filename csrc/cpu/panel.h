@@ -44,6 +44,14 @@ inline void with_rows(Index rows, F&& f) {
   f.template operator()<kRows>();
 }
 
+// f(first, end), of few rows of x at a time: to pack these one panel after another reads and writes a few
+// streams, and not a page for each row.
+template <typename F>
+inline void for_each_stripe(Index m0, Index m1, F&& f) {
+  constexpr Index kStripe = 8;
+  for (Index m = m0; m < m1; m += kStripe) f(m, min_of(m + kStripe, m1));
+}
+
 // Form: what a panel holds and how it is multiplied. It has
 //   kCodeFloats: four-byte values of a code and a lane, or codes of one, as kPanelFloats / kRowBlock;
 //   Plan, of a task: what depends on shapes alone, in scratch of plan_size(p);

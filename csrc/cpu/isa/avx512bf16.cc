@@ -8,9 +8,7 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr Rows kBf16Rows = make_rows([](Rows& rows) {
-  add_vector_rows(rows, [](Rows& rows) {
-    rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>();
-  });
+  add_vector_rows(rows, [](Rows& rows) { rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>(); });
 });
 
 }  // namespace

@@ -149,8 +149,7 @@ constexpr Rows make_rows(Add&& add) {
 constexpr void add_vector_rows(Rows& rows) {
   add_vector_rows(rows, [](Rows&) {});
 }
-[[maybe_unused]] constexpr Rows kVectorRows =
-    make_rows([](Rows& rows) { add_vector_rows(rows); });
+[[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) { add_vector_rows(rows); });
 constexpr Rows kRaggedRows =
     make_rows([](Rows& rows) { rows.add_transposed<Format::kAffine>(/*is_ragged=*/true); });
 
