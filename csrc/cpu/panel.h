@@ -17,8 +17,7 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kPanelCodes = 128;
-constexpr int kChunkCodes = 32;    // these are as many words as a code has bits
-constexpr int kSharingRows = 512;  // their sums stay in the second-level cache
+constexpr int kChunkCodes = 32;  // these are as many words as a code has bits
 static_assert(kRowBlock % (kTileVectors * kLanes) == 0);
 
 // The code that begins with bit kBit of a chunk's words, which are in registers: its lowest bit becomes

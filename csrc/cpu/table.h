@@ -67,5 +67,7 @@ constexpr int kMostExponent = 100;
 constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
 // KernelInfo::rows of a kernel that reads the weights once for all.
 constexpr int kAllRows = 1 << 30;
+// Of a panel, whose sums stay in the second-level cache.
+constexpr int kSharingRows = 512;
 
 }  // namespace jaxgemv::cpu
