@@ -14,6 +14,8 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kChunkPairs = kChunkCodes / 2;  // as many as lanes
+// How far ahead x is asked for when it is packed, whose rows are several streams.
+constexpr Index kAheadBytes = 1024;
 
 // acc[m][lane] += scale[lane] * dot(panel[..][lane], x[m]) + offset[lane] * x_sums[m], for kTileVectors
 // vectors of lanes and `chunks` of a panel. x: [row][pair] of each, so many apart.
@@ -119,9 +121,12 @@ struct Bf16Panel : Panel<C, Bf16Panel<C>> {
     for (Index m = m0; m < m1; ++m) {
       const Index row = (x.slice * p.M + m) * p.K + k0;
       Floats sum = {};
-      for (Index i = 0, at = first; i < chunks; ++i, at += kChunkCodes)
-        sum += pairs.pack(all + (row + at) * size_of(Dtype::kBF16), segment.begin - at,
-                          segment.end - at, to + (i * p.M + m) * kChunkPairs);
+      for (Index i = 0, at = first; i < chunks; ++i, at += kChunkCodes) {
+        const char* from = all + (row + at) * size_of(Dtype::kBF16);
+        __builtin_prefetch(from + kAheadBytes);
+        sum += pairs.pack(from, segment.begin - at, segment.end - at,
+                          to + (i * p.M + m) * kChunkPairs);
+      }
       out[m] = sum_of(sum);
     }
   }
