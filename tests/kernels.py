@@ -237,7 +237,7 @@ def amx_bf16(bits: int) -> list[Case]:
 
 
 def bf16_panel(bits: int) -> list[Case]:
-    """Groups of a chunk of 32 codes and more. 8 rows are multiplied at once, 128 codes summed, 512 rows share a panel."""
+    """Groups of 32 codes and more. 8 rows are multiplied at once, 128 codes summed, 512 rows share a panel."""
     return [
         Case(1, 1, 1, "tensor", "mid"),
         Case(2, 6, 7, "row", "fraction"),
