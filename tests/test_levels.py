@@ -337,6 +337,22 @@ def test_rows(isa, bits, x, rng):
     check(isa, {m: make(rng, bits, x, Case(m, 75, 1100, 128, "zero", bias=True)) for m in rows})
 
 
+@pytest.mark.parametrize("x", FLOATS)
+def test_rows_packed_in_parts(isa, x, rng):
+    """More of x than is packed at a time: each part finds its own rows of residual and y, and the one index."""
+    m, n, k = 300, 40, 8192
+    problems = [make(rng, 4, x, Case(m, n, k, 128, "zero", bias=True), exact=True) for _ in range(2)]
+    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    p, bias = problems[1], np.stack([p.bias for p in problems])
+    residual = rng.integers(-9, 9, (m, n)).astype(np.float32)
+    call = partial(gemv, out_dtype="float32", implementation="cpu")
+    y = call(p.x, w, bias=bias, index=np.int32(1), residual=residual)
+    np.testing.assert_array_equal(y, p.answer() + residual)
+    in_place = jax.jit(lambda r, x, w: call(x, w, residual=r), donate_argnums=0)
+    y = in_place(jnp.asarray(residual), p.x, p.tensor)
+    np.testing.assert_array_equal(y, p.answer() - np.asarray(p.bias, float) + residual)
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.numerics
 def test_groups(isa, bits, rng):

@@ -1,7 +1,7 @@
 // The FFI handler: a call, its kernel, and XLA's threads.
 //
-// It does not throw. A call allocates its memory at once (job.h); without it, and where XLA's own
-// objects find none, the answer is kResourceExhausted. Once a thread may be at work nothing fails.
+// It does not throw. A job allocates its memory at once (job.h); without it, and where XLA's own objects
+// find none, the answer is kResourceExhausted. While a thread may be at work nothing else fails.
 
 #include "handler.h"
 
