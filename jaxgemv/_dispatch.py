@@ -87,7 +87,9 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
     if reason or platform is None or s.implementation is not None:
         return reason
     # Under jax.export it may be symbolic, and then may be small.
-    if isinstance(o.rows, int) and o.rows > (most := backends[platform].most_rows):
+    backend = backends[platform]
+    most = backend.most_rows if s.k is None else backend.gradient_rows
+    if isinstance(o.rows, int) and o.rows > most:
         return f"{o.rows} rows of x are more than {most}"
     return None
 

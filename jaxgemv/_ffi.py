@@ -49,6 +49,7 @@ class Backend(NamedTuple):
     kernels: tuple[Kernel, ...]
     missing: str | None = None
     most_rows: int = 0  # of x, above which XLA is faster
+    gradient_rows: int = 0  # the same of x @ w
     # Above which the parts around a product are faster outside of the kernel: with a norm, and without.
     fused_rows: int = 0
     epilogue_rows: int = 0

@@ -278,6 +278,24 @@ def amx_bf16(bits: int) -> list[Case]:
     ]
 
 
+def bf16_panel(bits: int) -> list[Case]:
+    """Groups of 32 codes and more. 8 rows are multiplied at once, 128 codes summed, 512 rows share a panel."""
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(3, 67, 1100, 40, "offset", bias=True, scale="float16"),  # groups that begin anywhere
+        Case(4, 33, 999, 33, "zero", bytes=True),
+        Case(7, 40, 1280, 128, "integer", bias=True),
+        Case(8, 130, 4099, 100, "zero"),
+        Case(9, 24, 96, "row", "mid", bytes=True, scale="bfloat16"),
+        Case(17, 20, 384, 32, "zero"),
+        Case(33, 48, 256, 64, "integer", bias=True, scale="float32"),
+        Case(65, 16, 250, 1000, "offset"),  # the group is longer than the row
+        Case(513, 33, 130, 64, "fraction", bias=True),
+        Case(0, 8, 64, 32, "zero"),
+    ]
+
+
 # The transposed ones: a bias has no part in these.
 
 
@@ -332,6 +350,7 @@ MUST_TAKE = {
     "f32_panel": anything,
     "amx_int8": amx_int8,
     "amx_bf16": amx_bf16,
+    "bf16_panel": bf16_panel,
     "": reference,
 }
 MUST_TAKE_TRANSPOSED = {

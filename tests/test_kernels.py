@@ -228,8 +228,10 @@ CHOSEN = [
     ("cpu", 4, "float32", Case(1, 64, 1000, 5), "f32_panel"),
     ("cpu", 3, "float16", Case(1, 64, 1024, 128), "int8_dot f32_panel"),
     ("cpu", 4, "float32", Case(8, 64, 1024, 128), "amx_int8 f32_panel"),
-    ("cpu", 4, "bfloat16", Case(64, 64, 1024, 128), "amx_bf16 f32_panel"),
-    ("cpu", 3, "bfloat16", Case(64, 64, 1024, 128), "f32_panel"),
+    ("cpu", 4, "bfloat16", Case(64, 64, 1024, 128), "amx_bf16 bf16_panel f32_panel"),
+    ("cpu", 3, "bfloat16", Case(64, 64, 1024, 128), "bf16_panel f32_panel"),
+    ("cpu", 4, "bfloat16", Case(2000, 64, 128, 64), "amx_bf16 bf16_panel f32_panel"),
+    ("cpu", 4, "bfloat16", Case(64, 64, 1024, 16), "f32_panel"),  # two groups in a chunk of codes
     ("cuda", 4, "bfloat16", Case(1, 4096, 1024, 128, "zero"), "stream"),
     ("cuda", 2, "float16", Case(1, 4096, 1024, 64), "stream"),
     ("cuda", 8, "bfloat16", Case(8, 4096, 1024, "row", scale="float32"), "stream"),

@@ -5,19 +5,36 @@ import re
 from pathlib import Path
 
 import pytest
-from kernels import ISAS
+from kernels import ISAS, on
 
 from jaxgemv._config import kernels_text
-from jaxgemv._ffi import backends
+from jaxgemv._ffi import Backend, backends
 
 PAGE = Path(__file__).parent.parent / "docs/kernels.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 # What the page has and this processor may lack.
-AMX = re.compile(r"\bamx_\w+: [^;|]*; |^\| amx_.*\n", re.MULTILINE)
+LACKING = {
+    "amx": re.compile(r"\bamx_\w+: [^;|]*; |^\| amx_.*\n", re.MULTILINE),
+    "avx512bf16": re.compile(r"\bbf16_panel: [^;|]*; |^\| bf16_panel .*\n", re.MULTILINE),
+}
+
+
+def all_backends() -> dict[str, Backend]:
+    """On the CPU with the kernels of every instruction set, each before those that it is preferred to."""
+    merged = [*backends["cpu"].kernels]
+    for isa in ISAS[1:]:
+        with on("cpu", isa):
+            kernels = backends["cpu"].kernels
+        for i, kernel in enumerate(kernels):
+            if kernel not in merged:
+                later = (merged.index(k) for k in kernels[i + 1 :] if k in merged)
+                merged.insert(next(later, len(merged)), kernel)
+    return {**backends, "cpu": backends["cpu"]._replace(kernels=tuple(merged))}
 
 
 def table() -> str:
     """One row for each type of x, the kernels of each backend with the widths they take; and what else these take."""
+    backends = all_backends()
     lines = ["| x | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
     for transposed, x in itertools.product((False, True), ("float16", "bfloat16", "float32")):
         cells = [kernels_text(backend, x, transposed) for backend in backends.values()]
@@ -34,7 +51,9 @@ def table() -> str:
 
 
 def _of_this_processor(text: str) -> str:
-    return text if "amx" in ISAS else AMX.sub("", text)
+    for isa, kernels in LACKING.items():
+        text = text if isa in ISAS else kernels.sub("", text)
+    return text
 
 
 def _written(page: str) -> str:

@@ -87,11 +87,12 @@ def has(name):
 
 def test_chosen(isa, rng):
     """By rows of x, and by whether groups suit."""
+    panel = "bf16_panel" if has("bf16_panel") else "f32_panel"
     for m, group, expected in [
         (1, 128, "int8_dot"),
         (2, 128, "amx_int8" if isa == "amx" else "int8_dot"),
-        (3, 128, "amx_int8" if isa == "amx" else "f32_panel"),
-        (12, 128, "amx_bf16" if isa == "amx" else "f32_panel"),
+        (3, 128, "amx_int8" if isa == "amx" else panel),
+        (12, 128, "amx_bf16" if isa == "amx" else panel),
         (1, 7, "f32_panel"),
     ]:
         if expected == "int8_dot" and not has(expected):
@@ -109,6 +110,10 @@ REFUSED = {
     "amx_bf16": [
         (4, "float32", Case(12, 40, 512, 128)),
         (3, "bfloat16", Case(12, 40, 512, 128)),
+    ],
+    "bf16_panel": [
+        (4, "float16", Case(12, 40, 512, 128)),
+        (4, "bfloat16", Case(12, 40, 512, 16)),
     ],
 }
 
@@ -164,6 +169,41 @@ def test_small_elements(isa, bits, rng):
         with telling((rows, group, small)):
             exact = x.astype(np.float64) @ weight.T
             assert_close(y, exact, exact, k, dtype=jnp.float32, contract=True)
+
+
+@pytest.mark.parametrize("name", ["f32_panel", "bf16_panel"])
+def test_long_sums_of_one_sign(isa, name, rng):
+    """Nothing cancels, so that what is lost of a long sum shows: 2^-20 of it at most."""
+    if not has(name):
+        pytest.skip(f"{isa} has no {name}")
+    n = 40
+    for k, group, rows in [(1100, "row", 3), (1100, 64, 9), (14336, "row", 8), (14336, 128, 17)]:
+        p = make(rng, 4, "bfloat16", Case(rows, n, k, group, "offset", scale="float32"))
+        x = np.abs(p.x) + p.x.dtype.type(0.5)
+        p = dataclasses.replace(p, x=x, scale=np.abs(p.scale), offset=np.abs(p.offset))
+        with only(name):
+            y = gemv(p.x, p.tensor, out_dtype="float32", implementation="cpu")
+        with telling((k, group, rows)):
+            assert_close(y, p.answer(), p.magnitude(), k, dtype=jnp.float32, contract=True)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2.0**101, 1e36, 1e-39, 2.0**100, 2.0**-126, 0])
+def test_values_of_pairs(isa, value, rng):
+    """bf16_panel leaves to f32_panel what its instruction does not treat as float32 does."""
+    if not has("bf16_panel"):
+        pytest.skip(f"{isa} has no bf16_panel")
+    p = with_element(make(rng, 4, "bfloat16", Case(9, 40, 1100, 100, "zero")), 777, value)
+    y = np.asarray(gemv(p.x, p.tensor, out_dtype="float32", implementation="cpu"))
+    fits = value == 0 or 2.0**-126 <= abs(value) <= 2.0**100
+    if isa != "amx":
+        assert last_kernel("cpu") == ("bf16_panel" if fits else "f32_panel")
+    if np.isfinite(value):
+        assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+        return
+    with np.errstate(invalid="ignore"):
+        exact = p.x.astype(np.float64)[-1] @ p.weight().T
+    np.testing.assert_array_equal(y[-1], exact)
+    assert np.isfinite(y[:-1]).all()
 
 
 # Parts around the product
@@ -295,6 +335,22 @@ def test_every_byte(isa):
 def test_rows(isa, bits, x, rng):
     rows = (2, 3, 5, 8, 12, 17, 33, 65, 513)
     check(isa, {m: make(rng, bits, x, Case(m, 75, 1100, 128, "zero", bias=True)) for m in rows})
+
+
+@pytest.mark.parametrize("x", FLOATS)
+def test_rows_packed_in_parts(isa, x, rng):
+    """More of x than is packed at a time: each part finds its own rows of residual and y, and the one index."""
+    m, n, k = 300, 40, 8192
+    problems = [make(rng, 4, x, Case(m, n, k, 128, "zero", bias=True), exact=True) for _ in range(2)]
+    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    p, bias = problems[1], np.stack([p.bias for p in problems])
+    residual = rng.integers(-9, 9, (m, n)).astype(np.float32)
+    call = partial(gemv, out_dtype="float32", implementation="cpu")
+    y = call(p.x, w, bias=bias, index=np.int32(1), residual=residual)
+    np.testing.assert_array_equal(y, p.answer() + residual)
+    in_place = jax.jit(lambda r, x, w: call(x, w, residual=r), donate_argnums=0)
+    y = in_place(jnp.asarray(residual), p.x, p.tensor)
+    np.testing.assert_array_equal(y, p.answer() - np.asarray(p.bias, float) + residual)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

@@ -111,7 +111,7 @@ def test_jvp_is_two_calls(platform):
 @pytest.mark.parametrize("many", [False, True])
 def test_gradient_is_one_call_each_way(platform, many):
     """And no dequantised matrix, of whatever dtype, up to so many rows."""
-    rows = backends[platform].most_rows + many
+    rows = backends[platform].gradient_rows + many
     text = lowered(
         platform,
         lambda x, w, ct: jax.vjp(lambda x: gemv(x, w), x)[1](ct),

@@ -52,7 +52,7 @@ def test_rows(backend, bits, x, rng):
 
 def test_rows_of_the_default(rng):
     """Many go to XLA's matmul."""
-    for m in (1, backends["cpu"].most_rows + 1):
+    for m in (1, backends["cpu"].gradient_rows + 1):
         p, ct = problem(rng, 4, "float32", Case(m, 20, 256, 64, "offset"), exact=True)
         np.testing.assert_array_equal(transposed(ct, p.tensor, p.k, None), answer(p, ct))
 

@@ -19,10 +19,6 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Elements of x beyond these powers of two, whose parts or sums might not be float32, are left to
-// other kernels.
-constexpr int kMostExponent = 100;
-
 constexpr int parts_of(Dtype x) { return x == Dtype::kBF16 ? 1 : 2; }
 
 template <typename C>

@@ -6,6 +6,7 @@
 
 #include "../kernel.h"
 #include "../module.h"
+#include "table.h"
 
 namespace jaxgemv::cpu {
 
@@ -19,25 +20,30 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_int8", 0, 2, kAnyRows},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
     {"int8_dot", 0, 1, 2},
+    {"bf16_panel", 0, 3, kAnyRows},
     {"f32_panel", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},
 };
 
-// Rows of x up to which kernels are faster than XLA ("Above 64 rows"): avxvnni takes as long as
-// avx2, and portable stays at 64 until someone times it where there is nothing else.
+// Rows of x up to which kernels are faster than XLA, of products and of gradients ("Above 64 rows",
+// "Any number of rows"): avxvnni takes as long as avx2, and portable stays at 64 until someone times it
+// where there is nothing else, as amx does at 512.
 struct MostRows {
   std::string_view isa;
-  Index rows;
+  Index products, gradients;
 };
-inline constexpr MostRows kMostRows[] = {{"amx", 512},     {"avx512vbmi", 512}, {"avx512", 512},
-                                         {"avxvnni", 256}, {"avx2", 256},       {"portable", 64}};
+inline constexpr MostRows kMostRows[] = {
+    {"amx", 512, 512},         {"avx512bf16", kAllRows, 512}, {"avx512vbmi", kAllRows, 512},
+    {"avx512", kAllRows, 512}, {"avxvnni", 256, 256},         {"avx2", 256, 256},
+    {"portable", 64, 64},
+};
 
 // All products have the epilogue, and read x once more for a norm: what is faster than XLA without
 // them is so with them.
 constexpr Crossovers crossovers_of(std::string_view isa) {
   for (const MostRows& each : kMostRows)
-    if (each.isa == isa) return {each.rows, each.rows, each.rows};
-  return {0, 0, 0};
+    if (each.isa == isa) return {each.products, each.products, each.products, each.gradients};
+  return {0, 0, 0, 0};
 }
 
 }  // namespace jaxgemv::cpu

@@ -1,12 +1,13 @@
 // The FFI handler: a call, its kernel, and XLA's threads.
 //
-// It does not throw. A call allocates its memory at once (job.h); without it, and where XLA's own
-// objects find none, the answer is kResourceExhausted. Once a thread may be at work nothing fails.
+// It does not throw. A job allocates its memory at once (job.h); without it, and where XLA's own objects
+// find none, the answer is kResourceExhausted. While a thread may be at work nothing else fails.
 
 #include "handler.h"
 
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "choose.h"
 #include "detect.h"
@@ -61,6 +62,36 @@ const Kernel* choose_kernel(const Table& table, const Call& call, bool must_take
                 });
 }
 
+// Calls one after another that are the whole, each of rows of x that a cache holds when they are packed:
+// all of x would be new memory for each call, which takes longer to get than to fill. A call that writes
+// y where x lies is not cut: it has to copy x before.
+std::vector<Call> shares_of(const Call& call) {
+  const Problem& p = call.problem;
+  const Index count = ceil_div(p.M, std::max(kPackedRows, kPackedValues / p.K));
+  if (p.transposed || p.batch > 1 || count == 1 || call.overlap(/*copies_x=*/false)) return {call};
+  std::vector<Call> shares(count, call);
+  Problem row = p;
+  row.M = 1;
+  for (Index i = 0; i < count; ++i) {
+    const Index first = p.M * i / count;
+    shares[i].operands = call.operands.from_slice(row, first);
+    shares[i].operands.index = call.operands.index;
+    shares[i].problem.M = p.M * (i + 1) / count - first;
+  }
+  return shares;
+}
+
+void run(Job* job, ffi::ThreadPool& pool) {
+  const Task own(job, 0);
+  job->release();
+  try {
+    for (Index worker = 1; worker < job->workers(); ++worker) pool.Schedule(Task(job, worker));
+  } catch (const std::bad_alloc&) {
+    // Those that have been woken, and this one, do the work of all.
+  }
+  job->work(0);
+}
+
 ffi::Future start(ffi::RemainingArgs args, ffi::AnyBuffer y, const ffi::Dictionary& attributes,
                   ffi::ThreadPool& pool) {
   const Table& table = current_table();
@@ -74,18 +105,23 @@ ffi::Future start(ffi::RemainingArgs args, ffi::AnyBuffer y, const ffi::Dictiona
                                "jaxgemv: no cpu kernel that may run takes this call"));
   const Kernel* fallback =
       kernel->takes_any_x ? nullptr : choose_kernel(table, *call, /*must_take_any_x=*/true);
-  Job* job = Job::make(*call, *kernel, fallback, std::max<Index>(1, pool.num_threads()));
-  if (job == nullptr)
-    return finished(ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory for x"));
-  const Task own(job, 0);
-  job->release();
-  ffi::Future future(job->done());
-  try {
-    for (Index worker = 1; worker < job->workers(); ++worker) pool.Schedule(Task(job, worker));
-  } catch (const std::bad_alloc&) {
-    // Those that have been woken, and this one, do the work of all.
+  const std::vector<Call> shares = shares_of(*call);
+  const Index threads = std::max<Index>(1, pool.num_threads());
+  Index tasks = 0;
+  for (const Call& share : shares) tasks += Schedule(share.problem, threads).tasks;
+  ffi::CountDownPromise done(tasks);
+  ffi::Future future(done);
+  for (const Call& share : shares) {
+    const Schedule schedule(share.problem, threads);
+    Job* job = Job::make(share, *kernel, fallback, schedule, threads, done);
+    if (job == nullptr) {
+      done.CountDown(tasks,
+                     ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory for x"));
+      break;
+    }
+    tasks -= schedule.tasks;
+    run(job, pool);
   }
-  job->work(0);
   return future;
 }
 

@@ -16,23 +16,18 @@ namespace jaxgemv::cpu {
 // nothing.
 class Job {
  public:
-  // Null without memory. fallback: for values of x that do not suit `kernel`, or null.
-  static Job* make(const Call& call, const Kernel& kernel, const Kernel* fallback, Index threads) {
-    const Schedule schedule(call.problem, threads);
+  // Null without memory. fallback: for values of x that do not suit `kernel`, or null. done: counts the
+  // tasks of the schedule.
+  static Job* make(const Call& call, const Kernel& kernel, const Kernel* fallback,
+                   const Schedule& schedule, Index threads, const ffi::CountDownPromise& done) {
     const Index workers = std::min({threads, schedule.tasks, schedule.workers});
     const Layout layout(call, kernel, fallback, schedule, workers);
     void* memory = operator new(layout.size, std::align_val_t{kLine}, std::nothrow);
     if (memory == nullptr) return nullptr;
-    try {
-      return new (memory) Job(call, kernel, fallback, schedule, layout, workers);
-    } catch (...) {  // the promise needs memory of its own
-      operator delete(memory, std::align_val_t{kLine});
-      return nullptr;
-    }
+    return new (memory) Job(call, kernel, fallback, schedule, layout, workers, done);
   }
 
   Index workers() const { return workers_; }
-  const ffi::CountDownPromise& done() const { return done_; }
 
   void share() { ++owners_; }
   void release() {
@@ -93,7 +88,7 @@ class Job {
   };
 
   Job(const Call& call, const Kernel& kernel, const Kernel* fallback, const Schedule& schedule,
-      const Layout& layout, Index workers)
+      const Layout& layout, Index workers, const ffi::CountDownPromise& done)
       : problem_(call.problem),
         operands_(call.operands),
         kernel_(&kernel),
@@ -101,7 +96,7 @@ class Job {
         schedule_(schedule),
         layout_(layout),
         workers_(workers),
-        done_(schedule.tasks) {
+        done_(done) {
     for (Index i = 0; i < workers; ++i) (new (at<Next>(layout.next) + i) Next)->store(begin_of(i));
     for (Index i = 0; i < schedule.columns * problem_.batch; ++i)
       new (at<Count>(layout.finished_parts) + i) Count(0);

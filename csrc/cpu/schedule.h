@@ -14,6 +14,9 @@ constexpr Index kTaskBytes = 64 << 10;
 constexpr Index kThreadBytes = 96 << 10;
 // Values of x that are worth the time to divide them.
 constexpr Index kPieceValues = 32 << 10;
+// Values of x that are packed at a time, and rows for which weights are worth decoding. (An AMD EPYC,
+// two cores: docs/cpu-notes.md, "Any number of rows".)
+constexpr Index kPackedValues = 1 << 20, kPackedRows = 128;
 // Tasks for each thread: threads that start late or run slowly take fewer. (2 to 32 were the same or
 // slower: docs/cpu-notes.md, "Threads".)
 constexpr Index kTasksPerThread = 8;

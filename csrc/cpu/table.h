@@ -51,7 +51,7 @@ struct Isa {
   Kernels ragged;  // transposed ones for groups that are not whole blocks
 };
 
-extern const Isa kAmx, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPortable;
+extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPortable;
 
 // What products take.
 constexpr OperandSet kAllParts =
@@ -59,10 +59,15 @@ constexpr OperandSet kAllParts =
 
 // Rows of the weight that kernels take at a time, in a row block.
 constexpr int kRowBlock = 32;
+// Elements of x beyond these powers of two are left to f32_panel where x is bfloat16: their parts or
+// sums might be no float32.
+constexpr int kMostExponent = 100;
 // Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
 // decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
 constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
 // KernelInfo::rows of a kernel that reads the weights once for all.
 constexpr int kAllRows = 1 << 30;
+// Of a panel, whose sums stay in the second-level cache.
+constexpr int kSharingRows = 512;
 
 }  // namespace jaxgemv::cpu

@@ -17,7 +17,8 @@ NB_MODULE(_cuda, m) {
     return rows;
   };
   jaxgemv::define_backend(m, cuda::ffi_api_minor(), cuda::gemv_handler(), kernels, [] {
-    return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows};
+    return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows,
+                               cuda::kMostRows};
   });
   m.def(
       "image_bytes",

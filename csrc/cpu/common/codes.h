@@ -17,6 +17,7 @@ namespace {
 enum class XKind {
   kFloats,      // float32: f32_panel.h, transposed.h
   kSlices,      // slices of fixed-point numbers, of kSliceBits: int8_dot.h
+  kPairs,       // pairs of bfloat16: bf16_panel.h
   kTileFloats,  // AMX tiles of bfloat16: amx_bf16.h
   kTileSlices,  // AMX tiles of int8 slices: amx_int8.h
 };
@@ -88,6 +89,32 @@ struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
   static Ints at(Ints words, int step) { return spread<kBits>(words, step); }
   static constexpr int place(int step, int unit) {
     return unit / kLaneUnits * 4 + step * kLaneUnits + unit % kLaneUnits;
+  }
+};
+
+// Of 32 codes two in a lane, each a half of it: pair j is codes first(j) and first(j) + kApart, which is
+// half a word, or half of the 32.
+template <int kBits>
+struct PairOrder {
+  static constexpr int kApart = 8 % kBits == 0 ? 16 / kBits : 16;
+  uint16_t code[32] = {};  // of each half
+
+  static constexpr int first(int pair) { return pair / kApart * 2 * kApart + pair % kApart; }
+  constexpr PairOrder() {
+    for (int i = 0; i < 32; ++i) code[i] = static_cast<uint16_t>(first(i / 2) + i % 2 * kApart);
+  }
+};
+
+// As entries of a table for halves of lanes, whose lowest kTableBits choose; wider codes are converted.
+template <int kBits>
+struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
+  static constexpr PairOrder<kBits> kOrder{};
+  static constexpr int kTableBits = kBits <= 5 ? 5 : 6;
+  uint16_t table[1 << kTableBits];  // bfloat16
+
+  Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {
+    for (int i = 0; i < 1 << kTableBits; ++i)
+      table[i] = static_cast<uint16_t>(bits_of_f32(static_cast<float>(i % (1 << kBits))) >> 16);
   }
 };
 

@@ -7,6 +7,7 @@
 // threads:
 //   int8_dot.h    up to kDotRows rows of x, bound by memory
 //   f32_panel.h   more of them, and what others do not take, bound by multiplications
+//   bf16_panel.h  the same of bfloat16 x, where its products are faster
 //   amx_int8.h, amx_bf16.h   from two rows on, where there is AMX
 //   transposed.h  the transposed product
 //
@@ -23,8 +24,7 @@
 //   shuffle_bytes(v, places): byte i <- v[places[i]] of the same 16 bytes, or 0 for a place of 128;
 //   multiply_low(a, b), multiply_high(a, b): half of the products of unsigned 16-bit words,
 // or, with kCanMultishift, multishift<bits>(words): byte i <- the bits from i * bits on.
-// kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in
-// f32_panel.h.
+// kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in panel.h.
 #pragma once
 
 #include "../f32_panel.h"
@@ -129,9 +129,12 @@ struct Rows {
   }
 };
 
-// What every instruction set has. The order is that of preference (choose.h).
-constexpr void add_vector_rows(Rows& rows) {
+// What every instruction set has, and what one has besides: add_panels(rows). The order is that of
+// preference (choose.h).
+template <typename AddPanels>
+constexpr void add_vector_rows(Rows& rows, AddPanels&& add_panels) {
   rows.add<Int8Dot, XKind::kSlices, Format::kAffine>();
+  add_panels(rows);
   rows.add<F32Panel, XKind::kFloats, Format::kAffine>();
   rows.add_transposed<Format::kAffine>(/*is_ragged=*/false);
 }
@@ -143,7 +146,10 @@ constexpr Rows make_rows(Add&& add) {
   return rows;
 }
 
-[[maybe_unused]] constexpr Rows kVectorRows = make_rows(add_vector_rows);
+constexpr void add_vector_rows(Rows& rows) {
+  add_vector_rows(rows, [](Rows&) {});
+}
+[[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) { add_vector_rows(rows); });
 constexpr Rows kRaggedRows =
     make_rows([](Rows& rows) { rows.add_transposed<Format::kAffine>(/*is_ragged=*/true); });
 

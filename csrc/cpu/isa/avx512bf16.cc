@@ -1,0 +1,17 @@
+// AVX-512 with VBMI and BF16.
+#include "avx512bf16.h"
+
+#include "../bf16_panel.h"
+#include "kernels.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+constexpr Rows kBf16Rows = make_rows([](Rows& rows) {
+  add_vector_rows(rows, [](Rows& rows) { rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>(); });
+});
+
+}  // namespace
+
+constinit const Isa kAvx512Bf16 = make_isa("avx512bf16", kBf16Rows);
+}  // namespace jaxgemv::cpu
