@@ -15,7 +15,12 @@ constexpr bool has_16_bit_x_and_large_groups(const Problem& problem) {
   return problem.x != Dtype::kF32 && (problem.group % 128 == 0 || problem.group >= problem.K);
 }
 
-// wgmma does as much for 32 columns of x as for few; float32 is two.
+// For 33 to 64 rows of float32 direct decodes the weights eight times.
+constexpr bool has_few_columns(const Problem& problem) {
+  return problem.x != Dtype::kF32 || problem.M <= 32;
+}
+
+// wgmma_any does as much for 32 columns of x as for few; a row of float32 is two.
 constexpr bool has_many_columns(const Problem& problem) {
   return problem.M * (problem.x == Dtype::kF32 ? 2 : 1) > 16;
 }
@@ -32,10 +37,11 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
     // Against mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 64, 5 << 20},
-    {"direct", 0, 1, 64, 1 << 24, has_16_bit_x_and_large_groups},
+    {"direct", 0, 1, 64, 5 << 20, has_few_columns},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
+    // Against mma and mma_any: "Small matrices".
+    {"direct", 0, 1, 64, 1 << 24, has_16_bit_x_and_large_groups},
     // Against mma_any: "Every width".
     {"mma", 0, 1, 8},
     {"mma_any", 0, 1, kAnyRows},

@@ -2,6 +2,8 @@
 // parameters, and the kernel that makes the image.
 #pragma once
 
+#include <algorithm>
+
 #include "../common/launch.cuh"
 #include "weights.cuh"
 

@@ -27,9 +27,10 @@ JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
   return deep * S::kColumns * (across * S::kRows + 4) * 4;
 }
 
-// partial: the Sums of all warps, and of the CTAs of a cluster the same. factors: of the norm, the sums of squares of this CTA's share of K. warps: those that call this. The shares, and
-// the columns of a row of x, are added in a fixed order: those of this CTA, and in a cluster then
-// those of all, where the first of each lies.
+// partial: the sums of all warps, as Placing says. factors: of the norm, the sums of squares of this
+// CTA's share of K. warps: those that call this. The shares, and the columns of a row of x, are added
+// in a fixed order: those of this CTA, and in a cluster then those of all, where the first of each
+// lies.
 template <int kBits, typename S>
 __device__ __forceinline__ void put_results(const Params& params, const Share& own, int tile,
                                             float* partial, const float* factors, int warps) {

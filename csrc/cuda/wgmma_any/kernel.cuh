@@ -48,8 +48,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
     if (threadIdx.x == S::kConsumers && !makes) {
-      wait_for_first();  // also without a matrix: this kernel must not end
-                         // before the first
+      wait_for_first();  // also without a matrix: this kernel must not end before the first
       for (int i = 0; i < quads; ++i) {
         const int stage = i % S::kXStages;
         if (i >= S::kXStages) wait(empty + 8 * stage, i / S::kXStages % 2 ^ 1);

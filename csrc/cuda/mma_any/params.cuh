@@ -1,0 +1,84 @@
+// What a launch of a kernel with an image says, and what a CTA has of it.
+#pragma once
+
+#include "../common/epilogue.cuh"
+#include "scales.cuh"
+
+namespace jaxgemv::cuda::mma_any {
+
+constexpr int kTileN = 16;  // rows of the weights
+
+struct Params {
+  const uint8_t* packed;
+  Index packed_stack_stride;
+  const uint8_t* image;  // of all rows of x; null where CTAs make their own
+  XSource x;
+  const int32_t* index;
+  Groups groups;
+  ScaleSource scales[2];  // and shifts
+  ShiftTerm shift;
+  int stack, M, row_bytes;
+  int width, log_rows;         // of the result; and the rows of it in a tile, by log2
+  int rows_m, m_tiles, parts;  // rows of x of a CTA, and the columns of each
+  int tiles, tile_stride;      // runs of across * kRows rows of the weights, and steps of a CTA
+  int across, deep;            // warps that have rows of their own, and shares of K for each
+  int ranks;                   // CTAs of a cluster, which share K
+  int units, slice_units;      // of K; of which the x is in shared memory at a time
+  Windows windows;             // of scales
+  bool aligned;                // every row of the weights, to 16 bytes
+  bool plain;                  // no activation, no residual
+  Output output;
+  float eps;
+
+  // Row i of a tile; those past the end repeat the last one. A gated activation's tile has eight
+  // rows and those that they are paired with.
+  __device__ __forceinline__ int row_of(int tile, int i) const {
+    const int mask = (1 << log_rows) - 1;
+    return min((tile << log_rows) + (i & mask), width - 1) + (i > mask ? width : 0);
+  }
+  __device__ __forceinline__ const uint8_t* row(int s, int n) const {
+    return packed + s * packed_stack_stride + n * Index{row_bytes};
+  }
+};
+
+// What a CTA has of the work: its units of K, and its rows of x.
+struct Share {
+  int cluster, rank, s;
+  int first_unit, last_unit;
+  int m0, M, columns;
+  Index first_row;  // of x, in the batch
+
+  __device__ __forceinline__ explicit Share(const Params& params)
+      : cluster(static_cast<int>(blockIdx.x) / params.ranks),
+        rank(static_cast<int>(blockIdx.x) - cluster * params.ranks),
+        s(stack_entry(params.index, params.stack, blockIdx.y)),
+        first_unit(params.units * rank / params.ranks),
+        last_unit(params.units * (rank + 1) / params.ranks),
+        m0(cluster % params.m_tiles * params.rows_m),
+        M(min(params.M - m0, params.rows_m)),
+        columns(M * params.parts),
+        first_row(Index{blockIdx.y} * params.M + m0) {}
+};
+
+// Makes the records of `quads` quads, from `first` on, of a CTA's rows of x, by `threads` threads:
+// whole warps. when_asked() is called once, when the first of x has been asked for.
+template <int kBits, typename WhenAsked>
+__device__ __forceinline__ void make_records(const Params& params, const Share& own, uint8_t* image,
+                                             int first, int quads, int threads,
+                                             WhenAsked&& when_asked) {
+  const int tasks = quads * own.M;
+  const NormValues norm(params.x.norm, own.s, 0);
+#pragma unroll 1
+  for (int i = 0; i < tasks; i += threads / 16) {  // all lanes of a warp stay together
+    const int task = min(i + static_cast<int>(threadIdx.x) / 16, tasks - 1);
+    const int quad = task / own.M, m = task - quad * own.M;
+    const int k = (first + quad) * kQuadK + static_cast<int>(threadIdx.x) % 16 * 8;
+    float raw[8];
+    load_octet_of_x(params.x, own.first_row + m, k, raw);
+    if (i == 0) when_asked();
+    put_quad<kBits>(raw, image + quad * (kRecordBytes * own.columns), m * params.parts, own.columns,
+                    params.parts, params.groups.slots, norm, k, params.x.K);
+  }
+}
+
+}  // namespace jaxgemv::cuda::mma_any
