@@ -125,10 +125,11 @@ class WgmmaAnyOfWidth {
 
 template <int kBits, typename X>
 struct WgmmaAny : WgmmaAnyOfWidth<kBits> {
+  // It could have a norm, an activation and a residual inside, as mma_any has: not yet tested.
   static constexpr KernelInfo kInfo{
       "wgmma_any", Format::kAffine,
       kBits,       kDtypeOf<X>,
-      64,          kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+      64,          kProductOperands | OperandSet::of(Operand::kOneByteScale)};
 };
 
 template <int kBits>
