@@ -38,7 +38,13 @@ VARIANTS = (
     (64, ALL, "relu"),
 )
 # Rows that a kernel takes, where not any number of them.
-ROWS = {"int8_dot": (1, 2), "amx_int8": (2, 64), "amx_bf16": (12, 64), "stream": (1, 16), "wgmma_any": (3, 64)}
+ROWS = {
+    "int8_dot": (1, 2),
+    "amx_int8": (2, 64),
+    "amx_bf16": (12, 64),
+    "stream": (1, 16),
+    "wgmma_any": (3, 64),
+}
 # Parts do not depend on the width, but for what they are fused into.
 WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}
 
