@@ -52,11 +52,10 @@ inline void for_each_stripe(Index m0, Index m1, F&& f) {
 }
 
 // Form: what a panel holds and how it is multiplied. It has
-//   kCodeFloats: four-byte values of a code and a lane, or codes of one, as kPanelFloats / kRowBlock;
-//   Plan, of a task: what depends on shapes alone, in scratch of plan_size(p);
-//   unpack_chunk(codes, words, s, k0, lane, to), of the kChunkCodes codes from k0 on;
-//   Cursor(p, x): the place of the next panel in x, and multiply(p, s, k0, m0, m1, cursor), which adds
-//   rows [m0, m1) to s.acc and moves it on.
+//   kPanelSteps: codes of a row in a panel, or pairs of them;
+//   make_plan(p, plan), of a task: what depends on shapes alone, in plan_size(p) of scratch;
+//   unpack_chunk(codes, words, s, k0, chunk, lane), of kChunkCodes codes of the panel from k0 on;
+//   multiply(p, s, k0, m0, m1, x), which adds rows [m0, m1) to s.acc; returns the next panel's x.
 template <typename C, typename Form>
 struct Panel {
   static constexpr int kRows = kSharingRows;

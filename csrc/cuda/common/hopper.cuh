@@ -119,8 +119,8 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
   for (int e = 0; e < kCount; ++e) asm volatile("" : "+f"(d[e])::"memory");
 }
 
-// d (64 x 32, 64 x 64 or, of __half, 64 x 128, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for X =
-// __half or __nv_bfloat16. Warp w of the warpgroup has rows 16 w .. 16 w + 15 of a and d, laid out
+// d (64 x 32, 64 x 64 or, of __half, 64 x 128, float32) = a (64 x 16, registers) b (shared memory) +
+// (add ? d : 0), for X = __half or __nv_bfloat16. Warp w of the warpgroup has rows 16 w .. 16 w + 15 of a and d, laid out
 // over its lanes as for mma.m16n8k16.
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[32], const uint32_t (&a)[4], uint64_t b,

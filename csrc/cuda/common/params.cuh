@@ -63,6 +63,31 @@ __device__ __forceinline__ float load_scale(const Param& p, Index s, Index n, In
   return __uint_as_float(float32_bits(byte, p.dtype));
 }
 
+// A parameter with its strides in bytes.
+struct ScaleSource {
+  const char* data;
+  Index stack_bytes;
+  int n_bytes, g_bytes;
+  Dtype dtype;
+
+  __device__ __forceinline__ const char* row(int s, int n) const {
+    return data + s * stack_bytes + n * Index{n_bytes};
+  }
+};
+
+inline ScaleSource source_of(const Param& param) {
+  const int size = size_of(param.dtype);
+  return {static_cast<const char*>(param.data), param.stack_stride * size,
+          static_cast<int>(param.n_stride * size), static_cast<int>(param.g_stride * size),
+          param.dtype};
+}
+
+// One scale a row, or one group.
+inline bool has_one_group(const Problem& problem, const Operands& operands) {
+  return problem.group >= problem.K ||
+         (operands.scale.g_stride == 0 && operands.shift.g_stride == 0);
+}
+
 // The matrix that slice b meets; -1 when its index is out of range.
 __device__ __forceinline__ int stack_entry(const int32_t* index, Index stack, Index b) {
   if (index == nullptr) return 0;

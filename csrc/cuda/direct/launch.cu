@@ -20,12 +20,6 @@ struct Layout {
   int ranks() const { return 1 << log_ranks; }
 };
 
-// One scale a row, or one group.
-bool has_one_group(const Problem& problem, const Operands& operands) {
-  return problem.group >= problem.K ||
-         (operands.scale.g_stride == 0 && operands.shift.g_stride == 0);
-}
-
 // Nanoseconds of a layout on an H200, roughly: of all instructions of an SM, or of those of a warp and
 // its waits for memory, as often as CTAs follow one another. Fitted to the times of all layouts of
 // some fifty products: what it chooses takes 1% longer than the best ("Small matrices").
@@ -77,13 +71,6 @@ Layout layout_of(const Problem& problem, const Operands& operands, const Device&
   return best;
 }
 
-ScaleSource source_of(const Param& param) {
-  const int size = size_of(param.dtype);
-  return {static_cast<const char*>(param.data), param.stack_stride * size,
-          static_cast<int>(param.n_stride * size), static_cast<int>(param.g_stride * size),
-          param.dtype};
-}
-
 Params params_of(const Problem& problem, const Operands& operands, const Layout& layout) {
   const Index group = has_one_group(problem, operands) ? 0 : problem.group / kOctet;
   Params p{};
@@ -92,8 +79,8 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
                static_cast<int>(row_bytes(problem.K, problem.bits) / 4),
                static_cast<int>(problem.K / kOctet),
                static_cast<uint32_t>(group == 0 ? 0 : ceil_div(Index{1} << 31, group)),
-               source_of(operands.scale),
-               source_of(operands.shift),
+               {source_of(operands.scale)},
+               {source_of(operands.shift)},
                problem.affine};
   p.x = operands.x, p.index = operands.index, p.stack = static_cast<int>(problem.stack);
   p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
@@ -116,8 +103,7 @@ struct Direct {
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
     if (problem.K >= (1 << 18) || problem.N >= (1 << 30) || problem.M >= (1 << 18)) return false;
     if (problem.K % kOctet != 0 || !is_aligned(operands.x, 16)) return false;
-    if (problem.group % direct::kBlockK != 0 && !direct::has_one_group(problem, operands))
-      return false;
+    if (problem.group % direct::kBlockK != 0 && !has_one_group(problem, operands)) return false;
     return is_aligned(operands.packed, 4);
   }
 

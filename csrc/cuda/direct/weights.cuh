@@ -36,16 +36,7 @@ struct Pairs {
   }
 };
 
-// A parameter with its strides in bytes.
-struct ScaleSource {
-  const char* data;
-  Index stack_bytes;
-  int n_bytes, g_bytes;
-  Dtype dtype;
-
-  __device__ __forceinline__ const char* row(int s, int n) const {
-    return data + s * stack_bytes + n * Index{n_bytes};
-  }
+struct Scales : ScaleSource {
   // The aligned word around an element of a row, and what it is once that is there.
   __device__ __forceinline__ uint32_t ask(const char* row, int group) const {
     const uintptr_t at = reinterpret_cast<uintptr_t>(row + group * Index{g_bytes});
@@ -71,7 +62,7 @@ struct WeightSource {
   Index stack_bytes;
   int row_words, octets;  // of a row
   uint32_t group_magic;   // 2^31 over the octets of a group, rounded up; 0 for one group
-  ScaleSource scale, shift;
+  Scales scale, shift;
   Affine affine;
 
   __device__ __forceinline__ int group_of(int octet) const {

@@ -1,11 +1,12 @@
-// The kernel for whatever the others refuse, on tensor cores: every width, dtype of x, and layout
-// of rows and scales, for up to 64 columns of x.
-//  A CTA takes tiles of 16 rows of the weights; some of its warps have tiles of their own, and
-// others share K with them. A warp streams its part unit by unit, some hundred codes of 16 rows,
-// through a ring of its own in shared memory. Rows may begin at any word, so copies begin at the 16
-// bytes around it. Lane (g, t) = (lane / 4, lane % 4) takes octets t, t + 4 .. of rows g and g + 8:
-// the A operand of mma.m16n8k16, in a permutation of k that the image of x follows (image.cuh). The
-// affine part is two fp32 terms a group:
+// The kernel for whatever the others refuse, on tensor cores: every width, dtype of x, and layout of
+// rows and scales, for up to 64 columns of x.
+//
+// A CTA takes tiles of 16 rows of the weights; some of its warps have tiles of their own, and others
+// share K with them. A warp streams its part unit by unit, some hundred codes of 16 rows, through a
+// ring of its own in shared memory. Rows may begin at any word, so copies begin at the 16 bytes
+// around it. Lane (g, t) = (lane / 4, lane % 4) takes octets t, t + 4 .. of rows g and g + 8, or four
+// that follow one another: the A operand of mma.m16n8k16, in a permutation of k that the image of x
+// follows (image.cuh). The affine part is two fp32 terms a group:
 //   y += f * dot(q, x) + c * sum(x).
 #pragma once
 

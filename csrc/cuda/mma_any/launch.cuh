@@ -84,7 +84,7 @@ class MmaAnyOfWidth {
             across, deep, ranks, static_cast<int>(slice), static_cast<int>(std::max(bytes, sums)),
             false,  tiles};
       };
-      for (int ranks = 1; ranks <= (device.major >= 9 ? 8 : 1); ranks *= 2)
+      for (int ranks = 1; ranks <= (device.major >= 9 ? mma_any::kMostRanks : 1); ranks *= 2)
         for (int across = 1; across <= S::kMaxWarps; ++across)
           // Fewer than there could be where shared memory is small.
           for (Index deep = std::min<Index>(S::kMaxWarps / across, units / ranks); deep > 0;

@@ -15,8 +15,7 @@ inline int parts_of(const Problem& problem, const Operands& operands) {
 
 // Slots of 128 codes that have terms of their own; 0 if groups end inside of them.
 inline int slots_of(const Problem& problem, const Operands& operands) {
-  const bool one = operands.scale.g_stride == 0 && operands.shift.g_stride == 0;
-  const Index group = one || problem.group >= problem.K ? 128 : problem.group;
+  const Index group = has_one_group(problem, operands) ? 128 : problem.group;
   return group % 128 == 0 ? 1 : group % 32 == 0 ? 4 : group % 16 == 0 ? 8 : 0;
 }
 
@@ -25,13 +24,6 @@ inline bool takes(const Problem& problem, const Operands& operands) {
   return problem.K < (1 << 19) && problem.N < (1 << 30) && problem.M < (1 << 20) &&
          problem.N * problem.K * problem.bits < Index{1} << 36 && slots_of(problem, operands) > 0 &&
          is_aligned(operands.packed, 4);
-}
-
-inline ScaleSource source_of(const Param& param) {
-  const int size = size_of(param.dtype);
-  return {static_cast<const char*>(param.data), param.stack_stride * size,
-          static_cast<int>(param.n_stride * size), static_cast<int>(param.g_stride * size),
-          param.dtype};
 }
 
 inline Groups groups_of(const Problem& problem, const Operands& operands) {

@@ -34,14 +34,6 @@ __device__ __forceinline__ float float_of_byte(uint32_t byte, Dtype dtype) {
   return (byte & 127) == 127 ? NAN : byte & 128 ? -e4m3 : e4m3;
 }
 
-// A parameter with its strides in bytes.
-struct ScaleSource {
-  const char* data;
-  Index stack_bytes;
-  int n_bytes, g_bytes;
-  Dtype dtype;
-};
-
 // c = (by_both * shift + by_scale) * scale + by_shift * shift
 struct ShiftTerm {
   float by_both, by_scale, by_shift;
@@ -58,8 +50,7 @@ class RowScale {
   // Of row n: this lane has its scale in the first half of a warp, and its shift in the second.
   __device__ __forceinline__ RowScale(const ScaleSource (&sources)[2], int s, int n) {
     const ScaleSource& source = sources[threadIdx.x / 16 % 2];
-    row_ = source.data + s * source.stack_bytes + n * Index{source.n_bytes};
-    stride_ = source.g_bytes;
+    row_ = source.row(s, n), stride_ = source.g_bytes;
   }
 
   // The window that begins with a group, of as many as a row has.

@@ -1,5 +1,4 @@
-// The products of the mma_any kernel: a unit of the weights, from shared memory, times the image of
-// x.
+// The products of the mma_any kernel: a unit of the weights, from shared memory, times x's image.
 #pragma once
 
 #include "weights.cuh"

@@ -127,8 +127,7 @@ struct Wgmma {
 
   template <typename Use>
   static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
-    const bool per_row = problem.group >= problem.K ||
-                         (operands.scale.g_stride == 0 && operands.shift.g_stride == 0);
+    const bool per_row = has_one_group(problem, operands);
     if (problem.M <= 32) return per_row ? use(Variant<32, true>{}) : use(Variant<32, false>{});
     return per_row ? use(Variant<64, true>{}) : use(Variant<64, false>{});
   }

@@ -75,7 +75,7 @@ class WgmmaAnyOfWidth {
       mma_any::Layout best;
       if (bytes + 1024 > device.shared_bytes) return best;
       Index least = 0;
-      for (int ranks = 1; ranks <= 8; ranks *= 2)
+      for (int ranks = 1; ranks <= mma_any::kMostRanks; ranks *= 2)
         for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
           const int across = S::kGroups / deep;
           const Index tiles = ceil_div(problem.y_width(), across * rows);
