@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import REFERENCE, KernelParam, assert_ran, by_name, kernels, must_take, products
+from cases import must_take
+from kernels import REFERENCE, KernelParam, assert_ran, by_name, kernels, products
 from parts import ACTIVATIONS, EPS, answer, operands
 from problems import Case, make
 from test_kernels import telling

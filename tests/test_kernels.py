@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import assert_ran, by_name, kernels, must_take, products, transposed, transposed_products
+from cases import must_take
+from kernels import assert_ran, by_name, kernels, products, transposed, transposed_products
 from problems import Case, Problem, make
 from tolerance import assert_close
 

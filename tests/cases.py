@@ -1,0 +1,288 @@
+"""For each kernel by name, shapes that it must take.
+
+A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
+"""
+
+from kernels import FLOATS, KernelParam
+from problems import Case
+
+
+def reference(bits: int) -> list[Case]:
+    """All forms and layouts of the parameters; XLA takes any shape."""
+    return [
+        Case(1, 5, 1, "tensor", "mid"),
+        Case(3, 17, 33, 5, "offset", bytes=True),
+        Case(7, 31, 130, 64, "mid", bias=True, scale="float16"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(2, 48, 256, 32, "integer", bias=True),
+        Case(17, 20, 384, 128, "zero", scale="float32"),
+        Case(0, 8, 64, 32, "zero"),
+    ]
+
+
+def anything(bits: int) -> list[Case]:
+    """Of no shape that suits a fast kernel, and some that do: tails of both dimensions, all layouts of parameters."""
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 1, 4099, 100, "zero"),  # one output
+        Case(4, 9, 1, "row", "offset", bias=True),  # one input
+        Case(2, 6, 7, "row", "fraction"),  # less than an octet
+        Case(1, 5, 8, 1, "zero"),  # a scale for each code
+        Case(3, 17, 33, 5, "offset", bytes=True),  # ragged groups across words
+        Case(7, 31, 130, 64, "mid", bias=True),
+        Case(9, 66, 264, 1000, "zero"),  # the group is longer than the row
+        Case(1, 130, 999, 27, "integer"),
+        Case(0, 8, 64, 32, "zero"),  # no rows at all
+        Case(1, 40, 512, 128, "zero", scale="float32"),
+        Case(3, 67, 200, 40, "offset", bias=True, scale="float16"),
+        Case(8, 24, 96, "row", "mid", bytes=True, scale="bfloat16"),
+        Case(5, 33, 77, 16, "fraction"),
+        Case(2, 48, 256, 32, "integer", bias=True),
+        Case(1, 64, 4096, 128, "zero"),
+        Case(16, 32, 2048, 64, "offset"),
+        Case(17, 20, 384, 128, "zero"),
+        Case(65, 16, 256, "row", "mid"),
+    ]
+
+
+def stream(bits: int) -> list[Case]:
+    """Rows of whole 16 bytes, 16 of them and more; 16-bit scales of an even number of groups, or one of any dtype."""
+    least = 128 // bits
+    small, middle, large = (64, 128, 256) if bits == 2 else (32, 64, 128)
+    cases = [
+        Case(1, 16, least, "row", "mid"),
+        Case(1, 40, 1280, middle, "zero", bias=True),
+        Case(2, 33, 1536, large, "offset"),
+        Case(3, 17, 1536, small, "zero", bytes=True),
+        Case(8, 130, 2048, small, "fraction", scale="float16"),
+        Case(5, 31, 3 * large + least, large, "zero"),  # a ragged group
+        Case(9, 50, 1280 + least, "row", "integer", scale="float32"),
+        Case(16, 64, 4096, large, "zero", bias=True, scale="bfloat16"),
+        Case(16, 24, 512, "tensor", "offset"),
+    ]
+    if bits == 2:
+        cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
+    return cases
+
+
+def wgmma(bits: int) -> list[Case]:
+    """9 to 64 rows, N from 256 on, K and groups in multiples of 128, scale and zero of one dtype."""
+    return [
+        Case(9, 256, 128, "row", "mid"),
+        Case(16, 300, 1024, 128, "zero", bias=True),
+        Case(17, 256, 512, "tensor", "offset"),
+        Case(24, 300, 640, 256, "zero"),  # a ragged group
+        Case(32, 513, 2048, 256, "fraction", scale="float32"),
+        Case(33, 257, 1152, 384, "zero", scale="float16"),
+        Case(40, 256, 1024, 128, "offset", scale="bfloat16"),
+        Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+    ]
+
+
+def mma(bits: int) -> list[Case]:
+    """Up to 8 rows; rows of whole 16 bytes, and groups of whole 64."""
+    least, chunk = 128 // bits, 512 // bits
+    return [
+        Case(1, 1, least, "row", "mid"),
+        Case(1, 5, 1280, chunk, "zero", bias=True),
+        Case(3, 16, chunk + least, chunk, "offset"),  # a ragged group
+        Case(8, 33, 2048, 2 * chunk, "fraction", scale="float16"),
+        Case(7, 40, 1024, chunk, "integer", bytes=True),
+        Case(6, 64, 1536, "tensor", "mid", scale="float32"),
+        Case(5, 129, 1536, chunk, "zero", scale="bfloat16"),
+        Case(2, 70, 1024, "row", "offset", bias=True),
+        Case(0, 16, 512, chunk, "zero"),
+    ]
+
+
+def mma_any(bits: int) -> list[Case]:
+    """Groups of whole 16, or one scale a row, of any dtype; rows that begin at any word; up to 64 columns and more.
+
+    Few columns, of which a CTA makes its own image, 8, 16, 32 and 64; K of one unit and of many; two and more slices.
+    """
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 5, 1280, 128, "zero", bias=True),
+        Case(2, 300, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 999, 64, "zero", bias=True, scale="bfloat16"),
+        Case(7, 33, 2880, 16, "fraction", scale="float16"),
+        Case(8, 130, 8192, "row", "mid"),
+        Case(9, 40, 1024, 96, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 1536, 160, "zero", scale="bfloat16"),
+        Case(33, 70, 1024, "row", "offset", bias=True),
+        Case(64, 31, 4096, 48, "zero"),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
+def wgmma_any(bits: int) -> list[Case]:
+    """As mma_any, where x has an image: 32, 64 and 128 columns, more than a CTA has, groups of warps that share K.
+
+    Not float32 scales of groups of 16 with less than 5 bits, for which there is no room.
+    """
+    return [
+        Case(9, 256, 128, "row", "mid"),
+        Case(16, 300, 1024, 128, "zero", bias=True),
+        Case(17, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(24, 33, 640, 16, "zero", scale="float16"),
+        Case(32, 513, 2048, 256, "fraction", scale="float32"),
+        Case(33, 257, 1152, 384, "zero", scale="float16"),
+        Case(40, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
+        Case(63, 1, 14336, 64, "zero"),
+        Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+        Case(65, 16, 512, "tensor", "offset"),
+        Case(200, 31, 1000, "row", "mid", bias=True),
+    ]
+
+
+def direct(bits: int) -> list[Case]:
+    """Groups of whole 32, or one scale a row, of any dtype; whole octets of x; any rows of it.
+
+    One, two and four octets of a lane in a group; K of less than a warp, of several warps and of a cluster.
+    """
+    return [
+        Case(1, 1, 8, "tensor", "mid"),
+        Case(1, 300, 256, 64, "offset", bias=True),
+        Case(1, 5, 1288, 32, "zero", scale="float32"),  # a ragged group
+        Case(1, 70, 14336, 128, "zero", bias=True),
+        Case(2, 300, 4096, 256, "offset", scale="float32"),
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 1000, 64, "zero", bias=True, scale="bfloat16"),  # rows of odd words
+        Case(4, 512, 512, 32, "offset"),
+        Case(5, 33, 2880, 96, "fraction", scale="float16"),
+        Case(8, 130, 4096, "row", "mid"),
+        Case(9, 40, 1024, 192, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 520, 160, "zero", scale="bfloat16"),
+        Case(64, 31, 2048, 384, "zero", bias=True),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
+def int8_dot(bits: int) -> list[Case]:
+    """Up to two rows; groups of whole blocks, or of whole lanes: 512 and 32 bits, or 64 codes and 4."""
+    block, lane = (64, 4) if 8 % bits else (512 // bits, 32 // bits)
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 40, 1280, block, "zero", bias=True, scale="float32"),
+        Case(2, 67, 2 * block + lane, 2 * block, "offset"),
+        Case(1, 33, 1100, "row", "integer", bytes=True),
+        Case(2, 24, 999, lane, "fraction", scale="float16"),
+        Case(1, 130, 4096, 4 * lane, "zero", scale="bfloat16"),
+        Case(2, 6, 7, "row", "fraction"),
+    ]
+
+
+def amx_int8(bits: int) -> list[Case]:
+    """From two rows on, and groups of a quarter of a tile's row."""
+    return [
+        Case(2, 40, 1280, 128, "zero", bias=True),
+        Case(3, 67, 1100, 192, "offset", scale="float32"),
+        Case(8, 24, 2048, "row", "mid", bytes=True),
+        *amx_bf16(bits),
+    ]
+
+
+def amx_bf16(bits: int) -> list[Case]:
+    """From 12 rows on, and as amx_int8."""
+    return [
+        Case(12, 75, 1100, 128, "zero", bias=True),
+        Case(17, 33, 1024, "row", "integer"),
+        Case(33, 48, 640, 256, "fraction", scale="float16"),
+        Case(65, 16, 512, "tensor", "offset", bytes=True),
+    ]
+
+
+def bf16_panel(bits: int) -> list[Case]:
+    """Groups of 32 codes and more. 8 rows are multiplied at once, 128 codes summed, 512 rows share a panel."""
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(3, 67, 1100, 40, "offset", bias=True, scale="float16"),  # groups that begin anywhere
+        Case(4, 33, 999, 33, "zero", bytes=True),
+        Case(7, 40, 1280, 128, "integer", bias=True),
+        Case(8, 130, 4099, 100, "zero"),
+        Case(9, 24, 96, "row", "mid", bytes=True, scale="bfloat16"),
+        Case(17, 20, 384, 32, "zero"),
+        Case(33, 48, 256, 64, "integer", bias=True, scale="float32"),
+        Case(65, 16, 250, 1000, "offset"),  # the group is longer than the row
+        Case(513, 33, 130, 64, "fraction", bias=True),
+        Case(0, 8, 64, 32, "zero"),
+    ]
+
+
+# The transposed ones: a bias has no part in these.
+
+
+def transposed_anything(bits: int) -> list[Case]:
+    """Several tiles of both dimensions, and groups that begin in the middle of one, or of a block of codes."""
+    return [
+        Case(1, 40, 512, 128, "zero"),
+        Case(3, 67, 200, 40, "offset", scale="float16"),
+        Case(8, 24, 96, "row", "mid", bytes=True),
+        Case(5, 33, 77, 16, "fraction", scale="float32"),
+        Case(2, 48, 256, 32, "integer"),
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(4, 9, 1, "row", "offset"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(1, 5, 8, 1, "zero"),
+        Case(1, 700, 1061, 96, "zero"),
+        Case(2, 150, 2081, 384, "offset", scale="bfloat16"),
+        Case(17, 301, 530, 33, "integer", bytes=True),
+        Case(9, 66, 264, 1000, "zero"),
+        Case(0, 8, 64, 32, "zero"),
+        Case(33, 129, 384, 128, "zero"),
+        Case(65, 70, 256, 64, "offset"),
+    ]
+
+
+def transposed_whole(bits: int) -> list[Case]:
+    """One scale a row, and groups of strips or of half of one."""
+    half, strip = (64, 128) if bits == 2 else (32, 64)
+    return [
+        Case(1, 512, 2048, 128, "mid"),
+        Case(4, 260, 1280, strip, "zero", scale="float16"),
+        Case(16, 129, 1536, half, "offset"),
+        Case(8, 24, 96, "row", "fraction"),
+        Case(2, 67, 200, "row", "zero", scale="float32"),
+        Case(1, 700, 1088, 384, "zero", bytes=True),
+        Case(17, 301, 640, 256, "integer", scale="bfloat16"),
+        Case(9, 66, 264, 1000, "zero"),
+        Case(33, 129, 512, half, "zero"),
+        Case(65, 70, 256, "tensor", "offset"),
+    ]
+
+
+MUST_TAKE = {
+    "stream": stream,
+    "wgmma": wgmma,
+    "mma": mma,
+    "mma_any": mma_any,
+    "wgmma_any": wgmma_any,
+    "direct": direct,
+    "simt": anything,
+    "int8_dot": int8_dot,
+    "f32_panel": anything,
+    "amx_int8": amx_int8,
+    "amx_bf16": amx_bf16,
+    "bf16_panel": bf16_panel,
+    "": reference,
+}
+MUST_TAKE_TRANSPOSED = {
+    ("cuda", "transposed"): transposed_whole,
+    ("cuda", "transposed_simt"): transposed_anything,
+    ("cpu", "transposed"): transposed_anything,
+    ("xla", ""): reference,
+}
+
+
+def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
+    cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
+    # Every width meets all of them, with one x or another.
+    if cases in (anything, direct, mma_any, wgmma_any, transposed_anything):
+        return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
+    return cases(kernel.bits)
