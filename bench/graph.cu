@@ -29,6 +29,7 @@ extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index
   problem.M = M, problem.N = N, problem.K = K, problem.bits = bits;
   problem.group = group > 0 ? group : K;
   problem.x = problem.y = static_cast<Dtype>(x_dtype);
+  problem.rounded = M > 64;
   const Dtype dtype = static_cast<Dtype>(scale_dtype);
   problem.affine = zero[0] != nullptr ? Affine::kZero : Affine::kSymmetric;
   const Index groups = group > 0 ? jaxgemv::ceil_div(K, group) : 1;

@@ -46,16 +46,29 @@ if(NOT architectures)  # the last one also as PTX, which newer GPUs compile for 
     set(architectures 80-real 86-real 89-real 90-real 90-virtual)
   endif()
 endif()
-# wgmma exists in Hopper's own dialect only.
+# wgmma exists in Hopper's own dialect only, and kernels that need it are compiled for nothing else.
 list(TRANSFORM architectures REPLACE "^90(-real)?$" "90a-real")
+set(hopper ${architectures})
+list(FILTER hopper INCLUDE REGEX "^90a")
+if(NOT hopper)  # empty kernels, which are never called
+  list(GET architectures 0 hopper)
+endif()
 set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # so that the module loads where there is no CUDA
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cc csrc/cuda/*.cu)
-jaxgemv_add_backend(_cuda ${cuda_sources})
-target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-# -std by hand: CMake 3.25.1 does not know that nvcc speaks C++20.
-target_compile_options(_cuda PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra,-Werror=switch;--threads=0>")
+file(GLOB hopper_sources CONFIGURE_DEPENDS csrc/cuda/wgmma/*.cu csrc/cuda/wgmma_any/*.cu
+                         csrc/cuda/gemm/*.cu)
+list(REMOVE_ITEM cuda_sources ${hopper_sources})
+add_library(_cuda_hopper OBJECT ${hopper_sources})
+set_target_properties(_cuda_hopper PROPERTIES CUDA_ARCHITECTURES "${hopper}"
+                                              POSITION_INDEPENDENT_CODE ON)
+jaxgemv_add_backend(_cuda ${cuda_sources} $<TARGET_OBJECTS:_cuda_hopper>)
+foreach(target _cuda _cuda_hopper)
+  target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  # -std by hand: CMake 3.25.1 does not know that nvcc speaks C++20.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra,-Werror=switch;--threads=0>")
+endforeach()
 message(STATUS "jaxgemv: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

@@ -19,7 +19,7 @@ namespace jaxgemv {
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
 // with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
-// are (B, M, N / 2). The other names in operands.h have no meaning yet: the call refuses them, as
+// are (B, M, N / 2); rounded (true): see Problem. The other names in operands.h have no meaning yet: the call refuses them, as
 // it refuses what it has never heard of, until a kernel takes them.
 struct Call {
   Problem problem;
@@ -90,6 +90,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   p.M = x_dims[1];
   p.transposed = attrs->transposed;
   p.activation = attrs->activation;
+  p.rounded = attrs->rounded;
   p.K = p.transposed ? y_dims[2] : x_dims[2];
   p.N = w_dims[1];
   p.group = attrs->group > 0 ? attrs->group : p.K;

@@ -99,6 +99,7 @@ struct Attributes {
   bool transposed = false;
   Activation activation = Activation::kNone;
   std::optional<float> eps;
+  bool rounded = false;
 
   static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
     Attributes a;
@@ -122,7 +123,13 @@ struct Attributes {
       if (eps.has_error()) return ffi::Unexpected(invalid("eps must be a float32"));
       a.eps = *eps;
     }
-    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value())
+    if (given.contains("rounded")) {
+      const auto rounded = given.get<bool>("rounded");
+      if (rounded.has_error() || !*rounded)
+        return ffi::Unexpected(invalid("rounded must be true, or not given"));
+      a.rounded = true;
+    }
+    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded)
       return ffi::Unexpected(invalid("has an attribute that this version does not know"));
     return a;
   }

@@ -87,11 +87,39 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
     if reason or platform is None or s.implementation is not None:
         return reason
     # Under jax.export it may be symbolic, and then may be small.
-    backend = backends[platform]
-    most = backend.most_rows if s.k is None else backend.gradient_rows
+    most = _most_rows(platform, o, s)
     if isinstance(o.rows, int) and o.rows > most:
         return f"{o.rows} rows of x are more than {most}"
     return None
+
+
+def _most_rows(platform: str, o: Operands, s: Static) -> int:
+    backend = backends[platform]
+    if s.k is not None:
+        return backend.gradient_rows
+    if not rounds(platform, o, s):
+        return backend.most_rows
+    return max(backend.most_rows, backend.rounded_rows(_capability(), o.packed.shape[-2] * o.x.shape[-1]))
+
+
+# Of float32 x, which a GPU multiplies in TF32 then.
+_TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
+
+
+def rounds(platform: str, o: Operands, s: Static) -> bool:
+    """Whether a kernel may round each weight to x's dtype, as the matmul in its place would."""
+    wide = (s.x_dtype or o.x.dtype) == np.float32
+    affine = o.codebook is None and s.k is None
+    return platform == "cuda" and o.many and affine and (not wide or s.precision in _TF32)
+
+
+def _capability() -> int:
+    """The major number of the GPUs here, if it is one; else 0, also where a program is made for others."""
+    try:
+        found = {int(d.compute_capability.split(".")[0]) for d in jax.local_devices(backend="cuda")}
+    except RuntimeError:
+        return 0
+    return found.pop() if len(found) == 1 else 0
 
 
 def shared_rows(platform: str, o: Operands, s: Static) -> int:

@@ -55,6 +55,8 @@ class Backend(NamedTuple):
     epilogue_rows: int = 0
     # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0
+    # (compute capability, codes of a matrix) -> most_rows where weights may be rounded to x's dtype.
+    rounded_rows: Callable[[int, int], int] = lambda *_: 0
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
@@ -101,8 +103,10 @@ def _unusable(module) -> str | None:
 def _backend(module) -> Backend:
     kernels = (Kernel(*row) for row in module.kernels())
     kernels = tuple(k._replace(operands=frozenset(k.operands)) for k in kernels)
-    scratch = {"image_bytes": module.image_bytes} if hasattr(module, "image_bytes") else {}
-    return Backend(kernels, **module.crossovers(), **scratch)
+    functions = {
+        name: getattr(module, name) for name in ("image_bytes", "rounded_rows") if hasattr(module, name)
+    }
+    return Backend(kernels, **module.crossovers(), **functions)
 
 
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}

@@ -211,12 +211,16 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
 def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     """The FFI call: x as (B, M, its width), the weight's arrays stacked, those that are absent left out."""
     batch, rows, width = o.batch, o.rows, _width(o, s)
+    rounds = _dispatch.rounds(platform, o, s)
+    if rounds and s.x_dtype is not None:
+        o = o._replace(x=o.x.astype(s.x_dtype))
     given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}
     if o.residual is not None:
         given["residual"] = o.residual.reshape(batch, rows, width)
     attributes = {"bits": np.int64(s.bits), "group": np.int64(s.group or s.k or o.x.shape[-1])}
     attributes |= {} if s.activation is None else {"activation": s.activation}
     attributes |= {} if o.norm is None else {"eps": np.float32(s.eps)}
+    attributes |= {"rounded": True} if rounds else {}
 
     def call(x, index):
         named = Operands(x=x, **given, index=index).items()

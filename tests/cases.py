@@ -138,6 +138,25 @@ def wgmma_any(bits: int) -> list[Case]:
     ]
 
 
+def gemm(bits: int) -> list[Case]:
+    """From 65 rows on, and as mma_any: one and several tiles of x, groups of warps and CTAs that share K."""
+    return [
+        Case(65, 256, 128, "row", "mid"),
+        Case(128, 300, 1024, 128, "zero", bias=True),
+        Case(70, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(66, 33, 640, 16, "zero", scale="float16"),
+        Case(129, 513, 2048, 256, "fraction", scale="float32"),
+        Case(300, 257, 1152, 384, "zero", scale="float16"),
+        Case(90, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
+        Case(65, 1, 14336, 64, "zero"),
+        Case(257, 260, 4096, 128, "zero", bias=True, bytes=True),
+        Case(80, 16, 512, "tensor", "offset"),
+        Case(200, 31, 1000, "row", "mid", bias=True),
+        Case(72, 1100, 2880, 48, "fraction"),
+        Case(65, 9, 7, "row", "zero"),
+    ]
+
+
 def direct(bits: int) -> list[Case]:
     """Groups of whole 32, or one scale a row, of any dtype; whole octets of x; any rows of it.
 
@@ -263,6 +282,7 @@ MUST_TAKE = {
     "mma": mma,
     "mma_any": mma_any,
     "wgmma_any": wgmma_any,
+    "gemm": gemm,
     "direct": direct,
     "simt": anything,
     "int8_dot": int8_dot,
@@ -283,6 +303,6 @@ MUST_TAKE_TRANSPOSED = {
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     # Every width meets all of them, with one x or another.
-    if cases in (anything, direct, mma_any, wgmma_any, transposed_anything):
+    if cases in (anything, direct, mma_any, wgmma_any, gemm, transposed_anything):
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)

@@ -84,14 +84,17 @@ def transposed_products(args, ks, backend: str) -> list[jax.Array]:
     return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]
 
 
+HOPPER = {"wgmma", "wgmma_any", "gemm"}
+
+
 @contextlib.contextmanager
 def on(backend: str, isa: str = "", name: str = ""):
     """Arrays made by the test live where the backend runs, also on a machine with a GPU; and no other kernel runs."""
     if backend in backends and backends[backend].missing:
         pytest.fail(f"the {backend} backend is {backends[backend].missing}")
     device = jax.devices(None if backend == "xla" else backend)[0]
-    if name.startswith("wgmma") and not device.compute_capability.startswith("9."):
-        pytest.skip("wgmma is for Hopper")
+    if name in HOPPER and not device.compute_capability.startswith("9."):
+        pytest.skip(f"{name} is for Hopper")
     with jax.default_device(device), contextlib.ExitStack() as stack:
         if isa:
             stack.callback(set_cpu_isa, ISAS[0])

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from sharded import kernel_calls
 
-from jaxgemv import QuantizedTensor, gemv, reference
+from jaxgemv import QuantizedTensor, _dispatch, gemv, reference
 
 N, K, LAYERS, MANY = 4096, 2048, 6, 512
 WEIGHT = 2 * N * K  # bytes in 16 bits
@@ -61,6 +61,18 @@ def written(program, size: int) -> list[str]:
         r"= (\w+)\[([\d,]+)\]\S* (?!bitcast|parameter|get-tuple-element)", "\n".join(outside)
     )
     return [dtype for dtype, dims in results if prod(map(int, dims.split(","))) == size]
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """No GPU is here, whatever machine this is; or set(True): the H200s that programs are made for."""
+
+    def set(here: bool):
+        jax.clear_caches()  # of what was lowered
+        monkeypatch.setattr(_dispatch, "_capability", lambda: 9 if here else 0)
+
+    set(False)
+    return set
 
 
 @pytest.mark.parametrize("form", ["mid", "zero", "offset", "codebook"])
@@ -162,6 +174,18 @@ def test_kernels(bits, x, rows):
     program = compiled(gradient, *args, array(rows, N, dtype=x))
     assert kernel_calls(program) == 1
     assert temporaries(program) <= 8 * rows * N + SLACK // 16
+
+
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
+def test_rounding_kernel(hopper, x):
+    """On a Hopper GPU: x in another order, and no weight, until rows are very many."""
+    hopper(True)
+    size = jnp.dtype(x).itemsize
+    for rows in (65, 1024):
+        program = compiled(gemv, array(rows, K, dtype=x), weight(3, dtype=x))
+        assert kernel_calls(program) == 1
+        assert temporaries(program) <= 1.2 * size * rows * K + SLACK // 16
+    assert not kernel_calls(compiled(gemv, array(1025, K, dtype=x), weight(3, dtype=x)))
 
 
 def test_kernels_of_experts():

@@ -13,13 +13,16 @@ from test_ffi import array
 from jaxgemv import _ffi as ffi
 
 
-@partial(jax.jit, static_argnames=("bits", "transposed", "y_shape", "image"))
-def natural_call(given, bits: int, transposed: bool, y_shape: tuple[int, ...], image: int = 0):
+@partial(jax.jit, static_argnames=("bits", "transposed", "y_shape", "image", "rounded"))
+def natural_call(
+    given, bits: int, transposed: bool, y_shape: tuple[int, ...], image: int = 0, rounded: bool = False
+):
     """A hand-made call on a shape that every kernel takes."""
     results = [jax.ShapeDtypeStruct(y_shape, given["x"].dtype)]
     if image:
         results.append(jax.ShapeDtypeStruct((*y_shape[:2], image), np.uint8))
     attributes = {"bits": np.int64(bits), "group": np.int64(128), "transposed": transposed}
+    attributes |= {"rounded": True} if rounded else {}
     return jax.ffi.ffi_call(ffi.TARGET, results)(*given.values(), operands=",".join(given), **attributes)[0]
 
 
@@ -33,6 +36,10 @@ def check_every_name(kernel, transposed: bool) -> None:
     }
     nbytes = 0 if transposed else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.x, False)
     call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y), image=nbytes)
+    if kernel.name == "gemm":
+        with pytest.raises(jax.errors.JaxRuntimeError, match="no CUDA kernel for this call"):
+            jax.block_until_ready(call(given))  # nobody said that it may round
+        call = partial(call, rounded=True)
     jax.block_until_ready(call(given))
     assert_ran(kernel)
     operands = {

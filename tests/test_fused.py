@@ -13,7 +13,7 @@ from parts import ACTIVATIONS, EPS, answer, operands
 from problems import Case, make
 from test_kernels import telling
 from test_lowering import calls, lowered, spec, with_kernels
-from tolerance import assert_close
+from tolerance import assert_close, rounded
 
 from jaxgemv import QuantizedTensor, gemv
 from jaxgemv._ffi import backends
@@ -213,6 +213,8 @@ def test_one_byte_scale(kernel, rng):
     cases = must_take(kernel)
     if kernel.name == "stream":  # whose copies of grouped scales are of 16 bits
         cases = [case for case in cases if isinstance(case.group, str)]
+    if kernel.name == "wgmma_any":  # which has no room for float32 zeros of groups of 16
+        cases = [case for case in cases if case.group != 16]
     dtypes = [jnp.float8_e4m3fn, jnp.float8_e8m0fnu] * len(cases)
     problems = [
         make(rng, kernel.bits, kernel.x, case, scale_dtype=dtype) for case, dtype in zip(cases[:6], dtypes)
@@ -222,4 +224,5 @@ def test_one_byte_scale(kernel, rng):
     assert_ran(kernel)
     for case, y, p in zip(cases, ys, problems):
         with telling((case, p.scale.dtype)):
-            assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+            more = 0.0 if kernel.name != "gemm" else 2 * rounded(p.x, p.weight(), p.x.dtype)
+            assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, more=more)

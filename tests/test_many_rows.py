@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import Case, make
-from test_lowering import lowered, spec, weight
+from test_lowering import built, calls, lowered, spec, weight
 from tolerance import assert_close, rounded
 
-from jaxgemv import QuantizedTensor, _many_rows, gemv, reference
+from jaxgemv import QuantizedTensor, _dispatch, _many_rows, gemv, reference
 
 XLA = {"implementation": "xla"}
+SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 FLOATS = pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
 
 
@@ -122,6 +123,37 @@ def test_codebook(elsewhere, rng):
 
 
 # What is asked of the compiler.
+
+
+@built
+def test_rounding_kernel(monkeypatch):
+    """On Hopper a kernel rounds weights as the matmul does, where they are many, up to 1024 rows of x, which a norm may
+    have made float32; and float32 ones where TF32 is what `jnp.dot` would have."""
+    monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
+
+    def rounds(rows=65, n=4096, x="bfloat16", w=None, **options):
+        w = w or QuantizedTensor(packed=spec(n, 256, dtype="uint32"), scale=spec(n, dtype="float32"), bits=4)
+        jax.clear_caches()  # of what was lowered for another GPU
+        text = lowered("cuda", lambda x, w: gemv(x, w, **options), spec(rows, 2048, dtype=x), w)
+        return [("rounded = true" in line, f"x2048x{SHORT[x]}>" in line) for line in calls(text)]
+
+    assert rounds() == rounds(1024, x="float32") == rounds(x="float16") == [(True, True)]
+    assert rounds(64) == [(False, True)]
+    assert rounds(1025) == rounds(n=4095) == []
+    assert rounds(norm=jnp.ones(2048)) == [(True, True)]
+    table = spec(16, dtype="float32")
+    codebook = QuantizedTensor(
+        packed=spec(4096, 256, dtype="uint32"), scale=spec(4096), codebook=table, bits=4
+    )
+    assert rounds(w=codebook) == []
+    for precision, expected in ("tensorfloat32", [(True, True)]), ("highest", []), ("BF16_BF16_F32_X3", []):
+        with jax.default_matmul_precision(precision):
+            assert rounds(x="float32") == expected
+    with jax.default_matmul_precision("highest"):
+        assert rounds(x="float32", implementation="cuda") == [(False, True)]
+        assert rounds() == [(True, True)]
+    monkeypatch.setattr(_dispatch, "_capability", lambda: 8)
+    assert rounds() == []
 
 
 def dots(rows, platform="tpu", x="float32", f=gemv, **options) -> list[str]:

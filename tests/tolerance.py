@@ -39,13 +39,18 @@ def tolerance(
     return error + (np.abs(exact) + error) * float(out.eps) / 2 + float(out.smallest_subnormal)
 
 
+def significand(dtype):
+    """The dtype whose significand a rounded weight has: float32 is TF32, which has that of float16."""
+    return jnp.dtype(jnp.float16 if dtype == jnp.float32 else dtype)
+
+
 def rounded(x: np.ndarray, weight: np.ndarray, dtype) -> np.ndarray:
     """How far x (..., K) times weight (N, K) may move where each weight is rounded to `dtype` once.
 
     These errors are independent and of either sign, each at most half a unit: Hoeffding's bound, at the same lambda.
-    For normalised x that is rounded too, it is twice that.
+    For x that is rounded too, normalised or to TF32, it is twice that.
     """
-    kind = jnp.finfo(dtype)
+    kind = jnp.finfo(significand(dtype))
     each = np.abs(weight) * float(kind.eps) / 2 + float(kind.smallest_subnormal) / 2
     return _LAMBDA * np.sqrt(np.square(np.asarray(x, np.float64)) @ np.square(each).T)
 

@@ -25,6 +25,10 @@ constexpr bool has_many_columns(const Problem& problem) {
   return problem.M * (problem.x == Dtype::kF32 ? 2 : 1) > 16;
 }
 
+// Of a matrix, below which gemm takes as long as for a larger one.
+inline constexpr Index kManyCodes = Index{1} << 23;
+constexpr bool has_many_codes(const Problem& problem) { return problem.N * problem.K >= kManyCodes; }
+
 inline constexpr Crossover kCrossovers[] = {
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20},
@@ -40,6 +44,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 64, 5 << 20, has_few_columns},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
+    // Against XLA's product with the dequantised matrix: "More than 64 rows".
+    {"gemm", 0, 65, kAnyRows, kAnyRows, has_many_codes},
     // Against mma and mma_any: "Small matrices".
     {"direct", 0, 1, 64, 1 << 24, has_16_bit_x_and_large_groups},
     // Against mma_any: "Every width".
@@ -53,5 +59,11 @@ inline constexpr Crossover kCrossovers[] = {
 // of it, which is slower than 16 bits; an activation or a residual alone only for one and two rows,
 // since the plain kernels for more have more warps.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
+
+// The same where weights may be rounded, of so many codes, on GPUs of compute capability `major`: gemm,
+// "More than 64 rows".
+constexpr Index most_rounded_rows(int major, Index codes) {
+  return major == 9 && codes >= kManyCodes ? 1024 : kMostRows;
+}
 
 }  // namespace jaxgemv::cuda

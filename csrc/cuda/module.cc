@@ -20,6 +20,9 @@ NB_MODULE(_cuda, m) {
     return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows,
                                cuda::kMostRows};
   });
+  m.def("rounded_rows", cuda::most_rounded_rows, nanobind::arg("major"), nanobind::arg("codes"),
+        "most_rows of crossovers() where weights may be rounded to x's dtype, of so many codes, on "
+        "GPUs of compute capability `major`.x.");
   m.def(
       "image_bytes",
       [](int64_t rows, int64_t k, std::string_view x, bool has_norm) {

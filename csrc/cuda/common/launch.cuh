@@ -68,6 +68,23 @@ cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape
   });
 }
 
+// Has code for sm_90a alone, and an empty body, of few registers, for all else.
+template <typename Function>
+bool has_hopper_code(Function* kernel, const Device& device) {
+  constexpr int kRegistersOfNoCode = 64;
+  static PerDevice<bool> answers;
+  bool answer = false;
+  const cudaError_t status =
+      answers.get(device.id, reinterpret_cast<const void*>(kernel), &answer, [&](bool* result) {
+        cudaFuncAttributes attributes{};
+        const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+        *result = attributes.numRegs > kRegistersOfNoCode;
+        return status;
+      });
+  if (status != cudaSuccess) cudaGetLastError();  // another kernel will do
+  return answer;
+}
+
 // `tiles` x `batch` CTAs, if a grid has room for them.
 inline bool make_grid(Index tiles, Index batch, dim3* grid) {
   *grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(batch));

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
                                place * S::kRows + r * kTileN + lane / 4 + 8 * (e / 2))] =
                 sums.y[r][c][e];
     __syncthreads();
-    put_results<kBits, S>(params, own, tile, partial, factors, warps);
+    put_results<S>(params, own, tile, partial, factors, warps);
     if (params.ranks == 1 && tile + params.tile_stride < params.tiles) __syncthreads();
   }
 }

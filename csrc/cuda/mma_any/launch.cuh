@@ -97,7 +97,8 @@ class MmaAnyOfWidth {
                               const Device& device, cudaStream_t stream) {
       const mma_any::Layout layout = Variant::layout(problem, operands, device);
       mma_any::Params p =
-          mma_any::params_of<S>(problem, operands, layout, kBits, mma_any::kMostColumns);
+          mma_any::params_of<S>(problem, operands, layout, kBits, mma_any::kMostColumns,
+                                mma_any::parts_of(problem, operands));
       const bool copies = columns_of(problem, operands) > mma_any::kInsideColumns;
       if (copies) {
         const cudaError_t status = mma_any::launch_image<kBits>(

@@ -65,10 +65,10 @@ struct Layout {
   Index tiles = 0;
 };
 
-// All parameters but tile_stride. S: the kernel's Ring; most: columns of a CTA.
+// All parameters but tile_stride. S: the kernel's Ring; most: columns of a CTA; parts: of a row of x.
 template <typename S>
 Params params_of(const Problem& problem, const Operands& operands, const Layout& layout, int bits,
-                 int most) {
+                 int most, int parts) {
   Params p{};
   p.packed = operands.packed, p.packed_stack_stride = operands.packed_stack_stride;
   p.index = operands.index;
@@ -84,7 +84,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   p.width = static_cast<int>(problem.y_width()), p.log_rows = is_gated(problem.activation) ? 3 : 4;
   p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr;
   p.row_bytes = static_cast<int>(row_bytes(problem.K, bits));
-  p.parts = parts_of(problem, operands), p.rows_m = std::min(p.M, most / p.parts);
+  p.parts = parts, p.rows_m = std::min(p.M, most / p.parts);
   p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
   p.tiles = static_cast<int>(layout.tiles), p.across = layout.across, p.deep = layout.deep;
   p.ranks = layout.ranks, p.slice_units = layout.slice_units;

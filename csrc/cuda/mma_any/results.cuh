@@ -27,11 +27,42 @@ JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
   return deep * S::kColumns * (across * S::kRows + 4) * 4;
 }
 
+// Whether no other warp has a share in the sums of a warp, and nothing follows but a bias.
+__device__ __forceinline__ bool are_complete(const Params& params) {
+  return params.ranks * params.deep == 1 && params.plain && params.x.norm.data == nullptr;
+}
+
+// Such sums from registers to y. Of tile `tile` of 16 rows of the weights, of which this lane has g and
+// g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
+template <typename S, int kCount>
+__device__ __forceinline__ void put_sums(const Params& params, const Share& own, int tile,
+                                         const float (&y)[kCount]) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  const bool pairs = params.parts == 2;  // both columns are of one row of x
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int n = tile * kTileN + lane / 4 + 8 * r;
+    if (n >= params.width) return;
+    const float bias = bias_of(params.output, own.s >= 0, own.s, n);
+    const auto put = [&](int m, float sum) {
+      if (m < own.M)
+        store(params.output.y, params.output.dtype, (own.first_row + m) * params.width + n,
+              sum * S::kWorth + bias);
+    };
+#pragma unroll
+    for (int p = 0; p < kCount / 4; ++p) {
+      const float first = y[4 * p + 2 * r], second = y[4 * p + 2 * r + 1];
+      put(pairs ? 4 * p + t : 8 * p + 2 * t, pairs ? first + second : first);
+      if (!pairs) put(8 * p + 2 * t + 1, second);
+    }
+  }
+}
+
 // partial: the sums of all warps, as Placing says. factors: of the norm, the sums of squares of this
 // CTA's share of K. warps: those that call this. The shares, and the columns of a row of x, are added
 // in a fixed order: those of this CTA, and in a cluster then those of all, where the first of each
 // lies.
-template <int kBits, typename S>
+template <typename S>
 __device__ __forceinline__ void put_results(const Params& params, const Share& own, int tile,
                                             float* partial, const float* factors, int warps) {
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -86,7 +117,7 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
         inside && gated ? bias_of(params.output, own.s >= 0, own.s, n + params.width) : 0.f;
     return [=, &own, &params](int m, const float* from) {
       if (!inside) return;
-      float factor = Octet<kBits>::kWorth;
+      float factor = S::kWorth;
       if (params.x.norm.data != nullptr)
         factor *= norm_factor(params.ranks > 1 ? over_ranks(factors + m) : factors[m], params.x.K,
                               params.eps);

@@ -9,6 +9,8 @@ namespace jaxgemv::cuda::mma_any {
 template <int kBits, int kTiles, int kQuadCount, int kStageCount>
 struct Ring {
   static constexpr int kRowTiles = kTiles, kRows = kTileN * kRowTiles;
+  static constexpr float kWorth = Octet<kBits>::kWorth;  // of a sum
+  static constexpr bool kKeepsPlace = kTiles == 1;       // where registers are not short
   static constexpr int kQuads = kQuadCount, kStages = kStageCount, kUnitK = kQuads * kQuadK;
   static constexpr int kUnitBytes = kUnitK * kBits / 8, kPieces = kUnitBytes / 16;
   // One piece more, and an odd number of them, so that eight rows lie in different banks.
@@ -153,7 +155,7 @@ class Weights {
   // The place of this lane's first piece in a stage. Kept, but where registers are short.
   static __device__ __forceinline__ int place_in_stage() {
     const int lane = threadIdx.x % 32, at = lane / S::kLanes * S::kPitch + lane % S::kLanes * 16;
-    return S::kRowTiles == 1 ? kept(at) : at;
+    return S::kKeepsPlace ? kept(at) : at;
   }
 
   __device__ __forceinline__ void next_tile() {

@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
     }
   }
 
+  if (are_complete(params)) return put_sums<S>(params, own, tile * params.across + place, sums.y);
   // The squares of this CTA's share, as put_results wants them.
   if (params.x.norm.data != nullptr)
     for (int m = warp; m < own.M; m += S::kWarps) {
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
     partial[placing.of(share, e / 4 * 8 + lane % 4 * 2 + e % 2,
                        place * kTileN + lane / 4 + e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
-  put_results<kBits, S>(params, own, tile, partial, factors, S::kWarps);
+  put_results<S>(params, own, tile, partial, factors, S::kWarps);
 #endif
 }
 

@@ -8,27 +8,6 @@
 
 namespace jaxgemv::cuda {
 
-namespace wgmma_any {
-
-// Has code for sm_90a alone, and an empty body, of few registers, for all else.
-template <typename Function>
-bool has_code(Function* kernel, const Device& device) {
-  constexpr int kRegistersOfNoCode = 64;
-  static PerDevice<bool> answers;
-  bool answer = false;
-  const cudaError_t status =
-      answers.get(device.id, reinterpret_cast<const void*>(kernel), &answer, [&](bool* result) {
-        cudaFuncAttributes attributes{};
-        const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-        *result = attributes.numRegs > kRegistersOfNoCode;
-        return status;
-      });
-  if (status != cudaSuccess) cudaGetLastError();  // another kernel will do
-  return answer;
-}
-
-}  // namespace wgmma_any
-
 template <int kBits>
 class WgmmaAnyOfWidth {
  public:
@@ -38,7 +17,7 @@ class WgmmaAnyOfWidth {
     if (!mma_any::takes(problem, operands) || device.major != 9) return false;
     if (operands.image == nullptr || !is_aligned(operands.image, 16)) return false;
     return with_variant(problem, operands, [&](auto variant) {
-      return wgmma_any::has_code(variant.kKernel, device) &&
+      return has_hopper_code(variant.kKernel, device) &&
              variant.layout(problem, operands, device).across > 0;
     });
   }
@@ -97,7 +76,8 @@ class WgmmaAnyOfWidth {
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
       const mma_any::Layout layout = Variant::layout(problem, operands, device);
-      mma_any::Params p = mma_any::params_of<S>(problem, operands, layout, kBits, kColumns);
+      mma_any::Params p = mma_any::params_of<S>(problem, operands, layout, kBits, kColumns,
+                                                mma_any::parts_of(problem, operands));
       p.tile_stride = p.tiles;
       if (!layout.makes) {
         const cudaError_t status = mma_any::launch_image<kBits>(

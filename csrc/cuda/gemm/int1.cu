@@ -1,0 +1,9 @@
+// The gemm kernel for 1 bit. A file a width, so that they compile side by
+// side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows gemm_int1() { return kGemmRows<1>; }
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,9 @@
+// The gemm kernel for 2 bits. A file a width, so that they compile side by
+// side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows gemm_int2() { return kGemmRows<2>; }
+
+}  // namespace jaxgemv::cuda

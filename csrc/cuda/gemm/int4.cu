@@ -1,0 +1,9 @@
+// The gemm kernel for 4 bits. A file a width, so that they compile side by
+// side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows gemm_int4() { return kGemmRows<4>; }
+
+}  // namespace jaxgemv::cuda

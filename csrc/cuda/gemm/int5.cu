@@ -1,0 +1,9 @@
+// The gemm kernel for 5 bits. A file a width, so that they compile side by
+// side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows gemm_int5() { return kGemmRows<5>; }
+
+}  // namespace jaxgemv::cuda

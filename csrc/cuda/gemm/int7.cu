@@ -1,0 +1,9 @@
+// The gemm kernel for 7 bits. A file a width, so that they compile side by
+// side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows gemm_int7() { return kGemmRows<7>; }
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,93 @@
+// Lays out the work of the gemm kernel.
+#pragma once
+
+#include <algorithm>
+
+#include "../mma_any/prepare.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+
+template <int kBits, typename X>
+class Gemm {
+  using S = gemm::Shape<kBits, X>;
+  static constexpr auto kKernel = gemm::gemv_gemm<kBits, X>;
+
+ public:
+  static constexpr KernelInfo kInfo{
+      "gemm",      Format::kAffine, kBits,
+      kDtypeOf<X>, S::kColumns,     kProductOperands | OperandSet::of(Operand::kOneByteScale)};
+
+  static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
+    return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
+           operands.image != nullptr && is_aligned(operands.image, 16) &&
+           has_hopper_code(kKernel, device) && layout(problem, operands, device).across > 0;
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    const mma_any::Layout layout = Gemm::layout(problem, operands, device);
+    mma_any::Params p =
+        mma_any::params_of<S>(problem, operands, layout, kBits, S::kColumns, /*parts=*/1);
+    p.tile_stride = p.tiles;
+    p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
+    p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
+    const int blocks = p.units * S::kQuads * gemm::kBlocks;
+    auto* const image = static_cast<uint8_t*>(operands.image);
+    p.image = image;
+    LaunchShape shape{{static_cast<unsigned>(ceil_div(problem.M, Index{gemm::kRowsOfImage})),
+                       static_cast<unsigned>(ceil_div(Index{blocks}, Index{gemm::kBlocksOfImage})),
+                       static_cast<unsigned>(problem.batch)},
+                      4 * gemm::kRowsOfImage * gemm::kBlocksOfImage};
+    const cudaError_t status =
+        launch_kernel(gemm::make_image<kBits, X>, shape, device, stream, p, image, blocks);
+    if (status != cudaSuccess) return status;
+    shape = {{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
+              static_cast<unsigned>(problem.batch)},
+             S::threads(p.across / 4),
+             layout.bytes,
+             p.ranks};
+    shape.early = true;
+    return launch_kernel(kKernel, shape, device, stream, p);
+  }
+
+ private:
+  // What it takes of the call's scratch is no more than mma_any's image, which it is sized for.
+  static_assert(mma_any::kQuadK * sizeof(X) <= mma_any::kRecordBytes * (S::kWide ? 2 : 1));
+
+  // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a block, at least and for each group of
+  // warps, of a CTA, and of one in a cluster.
+  static constexpr int kBlockNs = 220, kGroupNs = S::kWide ? 190 : 115;
+  static constexpr int kStartNs = 5000, kClusterNs = 1500;
+
+  static mma_any::Layout layout(const Problem& problem, const Operands& operands,
+                                const Device& device) {
+    const int pieces = mma_any::windows_of(problem, operands, S::kUnitK).pieces;
+    const Index m_tiles = ceil_div(problem.M, Index{S::kColumns}) * problem.batch;
+    const Index units = ceil_div(problem.K, S::kUnitK);
+    mma_any::Layout best;
+    Index least = 0;
+    for (int groups = S::kMostGroups; groups > 0; --groups) {
+      const int bytes =
+          std::max(S::shared_bytes(groups, pieces), mma_any::sums_bytes<S>(4 * groups, /*deep=*/1));
+      if (bytes + 1024 > device.shared_bytes) continue;
+      const Index tiles = ceil_div(problem.N, Index{64} * groups);
+      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ranks *= 2) {
+        const Index waves =
+            ceil_div(tiles * m_tiles * ranks, ranks > 2 ? device.sms * 15 / 16 : device.sms);
+        const Index blocks = ceil_div(units, ranks) * S::kQuads * gemm::kBlocks;
+        const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
+                                    blocks * std::max(kBlockNs, groups * kGroupNs));
+        if (best.across > 0 && cost >= least) continue;
+        least = cost, best = {4 * groups, 1, ranks, 0, bytes, false, tiles};
+      }
+    }
+    return best;
+  }
+};
+
+template <int kBits>
+inline constexpr Kernel kGemmRows[] = {
+    row<Gemm<kBits, __half>>(), row<Gemm<kBits, __nv_bfloat16>>(), row<Gemm<kBits, float>>()};
+
+}  // namespace jaxgemv::cuda

@@ -1,0 +1,132 @@
+// What the gemm kernel keeps in shared memory, and its products: a block of the weights of a
+// warpgroup, 64 rows, rounded in registers, times that block of x.
+#pragma once
+
+#include "../common/hopper.cuh"
+#include "../mma_any/weights.cuh"
+
+namespace jaxgemv::cuda::gemm {
+
+using namespace hopper;
+using namespace mma_any;
+
+constexpr int kBlockK = 32, kBlocks = kQuadK / kBlockK;
+
+// X: of x and of the rounded weights; float is TF32.
+template <int kBits, typename X>
+struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
+  using R = typename Shape::Ring;
+  static constexpr bool kWide = sizeof(X) == 4;
+  static constexpr int kColumns = 128;   // rows of x
+  static constexpr int kMostGroups = 4;  // of four warps, 64 rows of the weights each
+  static constexpr float kWorth = 1;     // of a sum
+  static constexpr bool kKeepsPlace = false;
+  // Of the 64 K of all, which threads have evenly at first.
+  static constexpr int kRegisters = 112, kRegistersOfCopies = 24;
+  // Of x: what a stage has, in which a column's part of a block lies in granules of 16 bytes.
+  static constexpr int kStageBlocks = kWide ? 2 : 4, kXStages = 3;
+  static constexpr int kGranules = kBlockK * sizeof(X) / 16;
+  static constexpr int kXStageBytes = kStageBlocks * kGranules * kColumns * 16;
+
+  static JAXGEMV_HD constexpr int threads(int groups) { return 128 * (groups + 1); }
+  static JAXGEMV_HD constexpr int shared_bytes(int groups, int pieces) {
+    return 4 * groups * R::bytes(pieces) + kXStages * kXStageBytes;
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+  return bits;
+}
+template <typename X>
+__device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<X, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// The sums of a warp, rows g and g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
+template <int kBits, typename X>
+class Sums {
+  using S = Shape<kBits, X>;
+  using C = Octet<kBits>;
+
+ public:
+  float y[S::kColumns / 2] = {};
+
+  // The terms of weights for all blocks until the next call.
+  __device__ __forceinline__ void set(const Terms& terms) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      shift_[h] = terms.c[h];
+#pragma unroll
+      for (int p = 0; p < 4; ++p) scale_[h][p] = terms.f[h] * (C::kWorth * C::worth(p));
+    }
+  }
+
+  // Adds the products of block j of the quad whose codes begin `words` behind both rows of this lane.
+  // x: of the block, as the low half of a descriptor of operand B without a swizzle: there 8 columns of
+  // 16 bytes are 128, and the next k are a granule on. y is theirs until finish().
+  // Behind the end of a row weights are shifts, which meet zeros of x: with one that float16 cannot
+  // hold, of a scale of 250 or more, the result is NaN.
+  template <bool kRuns>
+  __device__ __forceinline__ void add(const uint32_t* const (&rows)[2], int words, int j,
+                                      uint32_t x, int columns) {
+    // Of a block, two steps each; codes are loaded again for the second.
+    constexpr int kParts = S::kWide ? 2 : 1;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t q[2][4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t first, second;
+        if constexpr (kRuns)
+          C::of_run(rows[h] + words + threadIdx.x % 4 * kBits, j, first, second);
+        else
+          C::load(rows[h] + words + j * kBits, threadIdx.x % 4, first, second);
+        C::pairs(first, second, q[h]);
+      }
+      wgmma_wait<S::kWide ? 0 : 1>();  // TF32 has no registers for more
+      uint32_t a[2][4];
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)  // two codes for each of both rows
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int p = S::kWide ? 2 * part + step : 2 * step + i;
+            const __half2 pair = reinterpret_cast<const __half2&>(q[h][p]);
+            const float w[2] = {fmaf(scale_[h][p], __low2float(pair), shift_[h]),
+                                fmaf(scale_[h][p], __high2float(pair), shift_[h])};
+            a[step][2 * i + h] = S::kWide ? to_tf32(w[i]) : rounded_pair<X>(w[0], w[1]);
+          }
+      // Before any of the products: else ptxas lets them wait for one another.
+#pragma unroll
+      for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+        wgmma_m64k16<X>(y, a[step], uint64_t{8} << 32 | (x + (4 * part + 2 * step) * columns),
+                        true);
+      wgmma_commit();
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    wgmma_wait<0>();
+    wgmma_done(y);
+  }
+
+ private:
+  float scale_[2][4], shift_[2];
+};
+
+#endif
+
+}  // namespace jaxgemv::cuda::gemm
