@@ -99,7 +99,8 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
         return backend.gradient_rows
     if not rounds(platform, o, s):
         return backend.most_rows
-    return max(backend.most_rows, backend.rounded_rows(_capability(), o.packed.shape[-2] * o.x.shape[-1]))
+    codes, x = o.packed.shape[-2] * o.x.shape[-1], str(s.x_dtype or o.x.dtype)
+    return max(backend.most_rows, backend.rounded_rows(_capability(), codes, x))
 
 
 # Of float32 x, which a GPU multiplies in TF32 then.

@@ -269,7 +269,7 @@ CHOSEN = [
     ("cuda", 5, "float32", Case(9, 8192, 1024, 128), "wgmma_any mma_any"),
     ("cuda", 4, "float16", Case(4, 16640, 1024, 128, scale="float32"), "mma"),
     ("cuda", 8, "bfloat16", Case(100, 256, 1024, 128), "mma_any"),
-    ("cuda", 4, "bfloat16", Case(65, 4100, 2048, 32), "gemm mma_any"),
+    ("cuda", 4, "bfloat16", Case(65, 7700, 2048, 32), "gemm mma_any"),
     ("cuda", 8, "bfloat16", Case(2, 16640, 1024, 512), "mma"),
     ("cuda", 4, "float32", Case(1, 8192, 1024, 128), "mma_any"),
     ("cuda", 3, "bfloat16", Case(1, 8192, 1024, 32), "mma_any"),

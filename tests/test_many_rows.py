@@ -127,23 +127,23 @@ def test_codebook(elsewhere, rng):
 
 @built
 def test_rounding_kernel(monkeypatch):
-    """On Hopper a kernel rounds weights as the matmul does, where they are many, up to 1024 rows of x, which a norm may
-    have made float32; and float32 ones where TF32 is what `jnp.dot` would have."""
+    """On Hopper a kernel rounds weights as the matmul does, where they are many, up to 256 rows of x, which a norm may
+    have made float32; and 512 of float32 ones, where TF32 is what `jnp.dot` would have."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
 
-    def rounds(rows=65, n=4096, x="bfloat16", w=None, **options):
+    def rounds(rows=65, n=8192, x="bfloat16", w=None, **options):
         w = w or QuantizedTensor(packed=spec(n, 256, dtype="uint32"), scale=spec(n, dtype="float32"), bits=4)
         jax.clear_caches()  # of what was lowered for another GPU
         text = lowered("cuda", lambda x, w: gemv(x, w, **options), spec(rows, 2048, dtype=x), w)
         return [("rounded = true" in line, f"x2048x{SHORT[x]}>" in line) for line in calls(text)]
 
-    assert rounds() == rounds(1024, x="float32") == rounds(x="float16") == [(True, True)]
+    assert rounds() == rounds(512, x="float32") == rounds(256, x="float16") == [(True, True)]
     assert rounds(64) == [(False, True)]
-    assert rounds(1025) == rounds(n=4095) == []
+    assert rounds(257) == rounds(513, x="float32") == rounds(n=7679) == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
     table = spec(16, dtype="float32")
     codebook = QuantizedTensor(
-        packed=spec(4096, 256, dtype="uint32"), scale=spec(4096), codebook=table, bits=4
+        packed=spec(8192, 256, dtype="uint32"), scale=spec(8192), codebook=table, bits=4
     )
     assert rounds(w=codebook) == []
     for precision, expected in ("tensorfloat32", [(True, True)]), ("highest", []), ("BF16_BF16_F32_X3", []):

@@ -26,8 +26,10 @@ constexpr bool has_many_columns(const Problem& problem) {
 }
 
 // Of a matrix, below which gemm takes as long as for a larger one.
-inline constexpr Index kManyCodes = Index{1} << 23;
-constexpr bool has_many_codes(const Problem& problem) { return problem.N * problem.K >= kManyCodes; }
+inline constexpr Index kManyCodes = Index{15} << 20;
+constexpr bool has_many_codes(const Problem& problem) {
+  return problem.N * problem.K >= kManyCodes;
+}
 
 inline constexpr Crossover kCrossovers[] = {
     // Against all others: "Small matrices".
@@ -62,8 +64,9 @@ inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
 
 // The same where weights may be rounded, of so many codes, on GPUs of compute capability `major`: gemm,
 // "More than 64 rows".
-constexpr Index most_rounded_rows(int major, Index codes) {
-  return major == 9 && codes >= kManyCodes ? 1024 : kMostRows;
+constexpr Index most_rounded_rows(int major, Index codes, Dtype x) {
+  if (major != 9 || codes < kManyCodes) return kMostRows;
+  return x == Dtype::kF32 ? 512 : 256;
 }
 
 }  // namespace jaxgemv::cuda

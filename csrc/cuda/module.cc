@@ -20,15 +20,22 @@ NB_MODULE(_cuda, m) {
     return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows,
                                cuda::kMostRows};
   });
-  m.def("rounded_rows", cuda::most_rounded_rows, nanobind::arg("major"), nanobind::arg("codes"),
-        "most_rows of crossovers() where weights may be rounded to x's dtype, of so many codes, on "
-        "GPUs of compute capability `major`.x.");
+  const auto dtype_of = [](std::string_view x) {
+    return x == jaxgemv::name_of(jaxgemv::Dtype::kF32) ? jaxgemv::Dtype::kF32
+                                                       : jaxgemv::Dtype::kF16;
+  };
+  m.def(
+      "rounded_rows",
+      [=](int major, int64_t codes, std::string_view x) {
+        return cuda::most_rounded_rows(major, codes, dtype_of(x));
+      },
+      nanobind::arg("major"), nanobind::arg("codes"), nanobind::arg("x"),
+      "most_rows of crossovers() where weights may be rounded to x's dtype, of so many codes, on "
+      "GPUs of compute capability `major`.x.");
   m.def(
       "image_bytes",
-      [](int64_t rows, int64_t k, std::string_view x, bool has_norm) {
-        const bool wide = x == jaxgemv::name_of(jaxgemv::Dtype::kF32);
-        return cuda::mma_any::image_row_bytes(
-            rows, k, wide ? jaxgemv::Dtype::kF32 : jaxgemv::Dtype::kF16, has_norm);
+      [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {
+        return cuda::mma_any::image_row_bytes(rows, k, dtype_of(x), has_norm);
       },
       nanobind::arg("rows"), nanobind::arg("k"), nanobind::arg("x"), nanobind::arg("has_norm"),
       "Bytes of a second result, uint8 (batch, rows, bytes), that a call of so many rows of x "
