@@ -42,6 +42,8 @@ def anything(bits: int) -> list[Case]:
         Case(16, 32, 2048, 64, "offset"),
         Case(17, 20, 384, 128, "zero"),
         Case(65, 16, 256, "row", "mid"),
+        Case(9, 520, 200, 24, "zero"),  # more rows of weights than for which a CPU reads x where it is
+        Case(5, 520, 130, "row", "offset"),
     ]
 
 

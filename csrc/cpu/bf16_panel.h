@@ -170,8 +170,13 @@ struct Bf16Panel : Panel<C, Bf16Panel<C>> {
       return join_halves(code_at<kBits, kLow>(word), code_at<kBits, kHigh, 16>(word));
   }
 
-  static const float* multiply(const Problem& p, const Scratch& s, Index k0, Index m0, Index m1,
-                               const float* x) {
+  static XRows rows_of(const Problem&, const Operands&, Index, const float* packed) {
+    return {packed, 0, 0};
+  }
+
+  static void multiply(const Problem& p, const Scratch& s, Index k0, Index m0, Index m1,
+                       XRows& rows) {
+    const float*& x = rows.at;
     for_each_segment(p, k0, [&](const Segment& segment) {
       const float* pairs = x + Segment::sums_size(p);
       const float* panel = s.panel + segment.first() * kChunkPairs * kRowBlock;
@@ -183,7 +188,6 @@ struct Bf16Panel : Panel<C, Bf16Panel<C>> {
       });
       x += segment.x_size(p);
     });
-    return x;
   }
 };
 

@@ -7,23 +7,30 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// acc[m][lane] += sum over k of x[m][k] * panel[k][lane], for kTileVectors vectors of lanes. Rows of
-// x are kPanelCodes apart, so that one register addresses them all. A panel is summed by itself: one
-// sum of all K would lose more than 2^-20 where nothing in it cancels.
-template <int kRows>
-__attribute__((noinline)) void multiply_floats(const float* panel, const float* x, Index count,
-                                               float* acc) {
+// Of the weights, up to which x is not packed ("Any number of rows"; an AMD EPYC, two cores).
+constexpr Index kFewRows = 512;
+
+// acc[m][lane] += sum over k of x[m][k] * panel[k][lane], for kTileVectors vectors of lanes. A panel is
+// summed by itself: one sum of all K would lose more than 2^-20 where nothing in it cancels. kStride:
+// from a row of x to the next, where one register then addresses them all; or 0, and `stride` is.
+template <int kRows, Index kStride>
+__attribute__((noinline)) void multiply_floats(const float* panel, const float* x, Index stride,
+                                               Index count, float* acc) {
+  if (kStride > 0) stride = kStride;
   Floats sum[kRows][kTileVectors] = {};
   // The next tile's x, which many rows keep in the second-level cache.
-  const float* ahead = x + kRows * kPanelCodes;
-  for (Index k = 0; k < count; ++k, panel += kRowBlock, ++x, ahead += kRows) {
-    __builtin_prefetch(ahead);
+  const float* ahead = x + kRows * stride;
+  for (Index k = 0; k < count; ++k, panel += kRowBlock, ++x) {
+    if (kStride > 0)
+      __builtin_prefetch(ahead + k * kRows);
+    else
+      __builtin_prefetch(ahead + k % kRows * stride + k / kRows * kRows);
     Floats w[kTileVectors];
     JAXGEMV_UNROLL
     for (int v = 0; v < kTileVectors; ++v) w[v] = load_floats(panel + v * kLanes);
     JAXGEMV_UNROLL
     for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
-    for (int v = 0; v < kTileVectors; ++v) sum[m][v] += w[v] * x[m * kPanelCodes];
+    for (int v = 0; v < kTileVectors; ++v) sum[m][v] += w[v] * x[m * stride];
   }
   JAXGEMV_UNROLL
   for (int m = 0; m < kRows; ++m) JAXGEMV_UNROLL
@@ -45,13 +52,19 @@ struct F32Panel : Panel<C, F32Panel<C>> {
 
   static bool supports(const Problem&, const Operands&) { return true; }
 
+  // Whether x is read where it lies: for few rows of weights packing takes as long as multiplying.
+  static bool reads_in_place(const Problem& p, const Operands& o) {
+    return p.N <= kFewRows && p.x == Dtype::kF32 && o.norm.data == nullptr && !meets_y(p, o);
+  }
+
   // [panel][row][code]
-  static Index x_size(const Problem& p, const Operands&) {
-    return Base::panels_of(p) * p.M * kPanelCodes;
+  static Index x_size(const Problem& p, const Operands& o) {
+    return reads_in_place(p, o) ? 0 : Base::panels_of(p) * p.M * kPanelCodes;
   }
   static void prepare(const Problem&, const Operands&, float*) {}
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
+    if (reads_in_place(p, x.o)) return true;
     for_each_stripe(m0, m1, [&](Index m0, Index m1) {
       float* to = out;
       for (Index k = 0; k < p.K; k += kPanelCodes, to += p.M * kPanelCodes)
@@ -113,14 +126,19 @@ struct F32Panel : Panel<C, F32Panel<C>> {
       return codes.convert(code);
   }
 
-  static const float* multiply(const Problem& p, const Scratch& s, Index k0, Index m0, Index m1,
-                               const float* x) {
+  static XRows rows_of(const Problem& p, const Operands& o, Index slice, const float* packed) {
+    if (!reads_in_place(p, o)) return {packed, kPanelCodes, p.M * kPanelCodes};
+    return {static_cast<const float*>(o.x) + slice * p.M * p.K, p.K, kPanelCodes};
+  }
+
+  static void multiply(const Problem& p, const Scratch& s, Index k0, Index m0, Index m1, XRows& x) {
     const Index count = min_of(kPanelCodes, p.K - k0);
     Base::for_each_tile(m0, m1, [&]<int kTall>(Index m, int lane) {
-      multiply_floats<kTall>(s.panel + lane, x + m * kPanelCodes, count,
-                             s.acc + (m - m0) * kRowBlock + lane);
+      const auto run =
+          x.row == kPanelCodes ? multiply_floats<kTall, kPanelCodes> : multiply_floats<kTall, 0>;
+      run(s.panel + lane, x.at + m * x.row, x.row, count, s.acc + (m - m0) * kRowBlock + lane);
     });
-    return x + p.M * kPanelCodes;
+    x.at += x.panel;
   }
 };
 

@@ -51,11 +51,18 @@ inline void for_each_stripe(Index m0, Index m1, F&& f) {
   for (Index m = m0; m < m1; m += kStripe) f(m, min_of(m + kStripe, m1));
 }
 
+// Where a panel's x is: from a row to the next, and from a panel; in floats.
+struct XRows {
+  const float* at;
+  Index row, panel;
+};
+
 // Form: what a panel holds and how it is multiplied. It has
 //   kPanelSteps: codes of a row in a panel, or pairs of them;
 //   make_plan(p, plan), of a task: what depends on shapes alone, in plan_size(p) of scratch;
 //   unpack_chunk(codes, words, s, k0, chunk, lane), of kChunkCodes codes of the panel from k0 on;
-//   multiply(p, s, k0, m0, m1, x), which adds rows [m0, m1) to s.acc; returns the next panel's x.
+//   rows_of(p, o, slice, packed): x of the first panel;
+//   multiply(p, s, k0, m0, m1, x), which adds rows [m0, m1) to s.acc; x becomes the next panel's.
 template <typename C, typename Form>
 struct Panel {
   static constexpr int kRows = kSharingRows;
@@ -128,14 +135,14 @@ struct Panel {
       block.point_at(p, o, stack, rows);
       load_params_by_group<C>(p, o, stack, block, s.by_row, s.by_group);
       for (Index i = 0; i < kRowBlock * (m1 - m0); ++i) s.acc[i] = 0;
-      const float* next_x = x;
+      XRows next_x = Form::rows_of(p, o, slice, x);
       for (Index k0 = 0; k0 < p.K; k0 += kPanelCodes) {
         // The next block, in the order of memory.
         constexpr Index kPanelBytes = kRowBlock * kWords * 4;
         const uint8_t* ahead = block.next(rows, k0 / kPanelCodes * kPanelBytes, bytes);
         for (Index line = 0; line < kPanelBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         unpack(codes, p, rows, k0, s);
-        next_x = Form::multiply(p, s, k0, m0, m1, next_x);
+        Form::multiply(p, s, k0, m0, m1, next_x);
       }
       for (Index m = m0; m < m1; ++m) {
         const float* sums = s.acc + (m - m0) * kRowBlock;
