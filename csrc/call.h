@@ -19,8 +19,8 @@ namespace jaxgemv {
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
 // with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
-// are (B, M, N / 2); rounded (true): see Problem. The other names in operands.h have no meaning yet: the call refuses them, as
-// it refuses what it has never heard of, until a kernel takes them.
+// are (B, M, N / 2); rounded (true): see Problem. The other names in operands.h have no meaning yet:
+// the call refuses them, as it refuses what it has never heard of, until a kernel takes them.
 struct Call {
   Problem problem;
   Operands operands;
@@ -163,19 +163,14 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
 
 inline std::optional<ffi::Error> Call::overlap(bool copies_x) const {
   const Problem& p = problem;
-  const Index rows = p.batch * p.M, values = rows * p.y_width();
-  const auto y = reinterpret_cast<uintptr_t>(operands.y);
-  const auto meets_y = [&](const void* data, Index bytes) {
-    const auto at = reinterpret_cast<uintptr_t>(data);
-    return data != nullptr && at < y + values * size_of(p.y) && y < at + bytes;
-  };
-  if (!copies_x && meets_y(operands.x, rows * p.x_width() * size_of(p.x)))
+  if (!copies_x && x_meets_y(p, operands))
     return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                       "jaxgemv: x and the result share memory (an in-place update of a donated x "
                       "that the call reads); copy x, or do not donate it");
   const Param& residual = operands.residual;
   const bool is_y = residual.data == operands.y && residual.dtype == p.y;
-  if (!is_y && meets_y(residual.data, values * size_of(residual.dtype)))
+  const Index values = p.batch * p.M * p.y_width();
+  if (!is_y && meets_y(p, operands, residual.data, values * size_of(residual.dtype)))
     return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                       "jaxgemv: residual and the result share memory, but not exactly (in-place "
                       "updates of different parts); copy residual, or do not donate it");

@@ -104,6 +104,16 @@ struct Operands {
   }
 };
 
+// Whether so many bytes have memory in common with y.
+inline bool meets_y(const Problem& p, const Operands& o, const void* data, Index bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(data), y = reinterpret_cast<uintptr_t>(o.y);
+  const auto end = y + static_cast<uintptr_t>(p.batch * p.M * p.y_width() * size_of(p.y));
+  return data != nullptr && at < end && y < at + static_cast<uintptr_t>(bytes);
+}
+inline bool x_meets_y(const Problem& p, const Operands& o) {
+  return meets_y(p, o, o.x, p.batch * p.M * p.x_width() * size_of(p.x));
+}
+
 inline bool is_aligned(const void* pointer, Index bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }

@@ -116,10 +116,7 @@ def rounds(platform: str, o: Operands, s: Static) -> bool:
 
 def _capability() -> int:
     """The major number of the GPUs here, if it is one; else 0, also where a program is made for others."""
-    try:
-        found = {int(d.compute_capability.split(".")[0]) for d in jax.local_devices(backend="cuda")}
-    except RuntimeError:
-        return 0
+    found = {int(d.compute_capability.split(".")[0]) for d in _gpus()}
     return found.pop() if len(found) == 1 else 0
 
 
@@ -139,11 +136,16 @@ def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | Non
     return jax.ShapeDtypeStruct((*o.x.shape[:2], nbytes), np.uint8) if nbytes else None
 
 
-def _has_gpu() -> bool:
+def _gpus() -> list:
+    """Those of this process."""
     try:
-        return bool(jax.devices("cuda"))
+        return jax.local_devices(backend="cuda")
     except RuntimeError:
-        return False
+        return []
+
+
+def _has_gpu() -> bool:
+    return bool(_gpus())
 
 
 @cache

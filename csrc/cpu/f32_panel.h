@@ -54,7 +54,7 @@ struct F32Panel : Panel<C, F32Panel<C>> {
 
   // Whether x is read where it lies: for few rows of weights packing takes as long as multiplying.
   static bool reads_in_place(const Problem& p, const Operands& o) {
-    return p.N <= kFewRows && p.x == Dtype::kF32 && o.norm.data == nullptr && !meets_y(p, o);
+    return p.N <= kFewRows && p.x == Dtype::kF32 && o.norm.data == nullptr && !x_meets_y(p, o);
   }
 
   // [panel][row][code]

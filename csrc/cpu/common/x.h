@@ -11,13 +11,6 @@ inline bool is_float_x(const Problem& p, const Operands& o) {
   return p.x == Dtype::kF32 || o.norm.data != nullptr;
 }
 
-// Whether x and y have memory in common, so that x has to be copied before y is written.
-inline bool meets_y(const Problem& p, const Operands& o) {
-  const Index rows = p.batch * p.M, width = p.y_width();
-  const auto x = reinterpret_cast<uintptr_t>(o.x), y = reinterpret_cast<uintptr_t>(o.y);
-  return x < y + rows * width * size_of(p.y) && y < x + rows * p.K * size_of(p.x);
-}
-
 // A slice of x in float32, normalised where the call has a norm.
 struct X {
   const Problem& p;

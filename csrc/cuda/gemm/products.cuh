@@ -83,15 +83,7 @@ class Sums {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       uint32_t q[2][4];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint32_t first, second;
-        if constexpr (kRuns)
-          C::of_run(rows[h] + words + threadIdx.x % 4 * kBits, j, first, second);
-        else
-          C::load(rows[h] + words + j * kBits, threadIdx.x % 4, first, second);
-        C::pairs(first, second, q[h]);
-      }
+      load_octets<kBits>(rows, words, j, kRuns, q);
       wgmma_wait<S::kWide ? 0 : 1>();  // TF32 has no registers for more
       uint32_t a[2][4];
 #pragma unroll

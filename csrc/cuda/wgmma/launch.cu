@@ -11,9 +11,7 @@ namespace wgmma {
 namespace {
 
 // Clusters of each size that a device runs at once: SMs come in groups of different sizes, so there
-// are fewer large ones than one would think. None of any size where the kernel has no code: it has
-// some for sm_90a alone, and an empty body, of few registers, for all else.
-constexpr int kRegistersOfNoCode = 64;
+// are fewer large ones than one would think. None of any size where the kernel has no code.
 using Clusters = std::array<int, kMaxRanks + 1>;
 
 template <typename Function>
@@ -23,10 +21,8 @@ cudaError_t resident_clusters(Function* kernel, const LaunchShape& shape, const 
   const void* key = reinterpret_cast<const void*>(kernel);
   return answers.get(device.id, key, clusters, [&](Clusters* result) {
     *result = {};
-    cudaFuncAttributes attributes{};
-    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-    if (status != cudaSuccess || attributes.numRegs <= kRegistersOfNoCode) return status;
-    status = allow_shared_memory(kernel, device, shape.shared_bytes);
+    if (!has_hopper_code(kernel, device)) return cudaSuccess;
+    cudaError_t status = allow_shared_memory(kernel, device, shape.shared_bytes);
     for (int ranks = 1; status == cudaSuccess && ranks <= kMaxRanks; ++ranks) {
       LaunchShape one = shape;
       one.grid = dim3(static_cast<unsigned>(ranks)), one.ranks = ranks;
