@@ -19,7 +19,9 @@ namespace jaxgemv {
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
 // with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
-// are (B, M, N / 2); rounded (true): see Problem. The other names in operands.h have no meaning yet:
+// are (B, M, N / 2); rounded (true): see Problem. On CUDA a transposed call may leave x out: it is the
+// identity then, and y (B, N, K) the weights themselves; with k (int64), the K of these, rows of y may be
+// wider, which gives zeros. The other names in operands.h have no meaning yet:
 // the call refuses them, as it refuses what it has never heard of, until a kernel takes them.
 struct Call {
   Problem problem;
@@ -56,8 +58,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   const auto arrays = detail::to_arrays(args, attrs->operands);
   if (arrays.has_error()) return ffi::Unexpected(arrays.error());
   const auto array = [&](Operand operand) { return (*arrays)[static_cast<int>(operand)]; };
+  const bool has_x = array(Operand::kX).has_value() || !attrs->transposed || !taken.identity;
   for (const Operand each : {Operand::kX, Operand::kPacked, Operand::kScale})
-    if (!array(each))
+    if (!array(each) && (each != Operand::kX || has_x))
       return ffi::Unexpected(
           invalid("needs " + std::string(kOperandNames[static_cast<int>(each)])));
 
@@ -68,8 +71,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   for (int i = 0; i < kArrayCount; ++i)
     if ((*arrays)[i] && !kRequired.has(static_cast<Operand>(i))) given.add(static_cast<Operand>(i));
   if (attrs->activation != Activation::kNone) given.add(Operand::kActivation);
-  const ffi::AnyBuffer x = *array(Operand::kX), packed = *array(Operand::kPacked),
-                       scale = *array(Operand::kScale);
+  const ffi::AnyBuffer packed = *array(Operand::kPacked), scale = *array(Operand::kScale);
   if (ffi::ByteWidth(scale.element_type()) == 1) given.add(Operand::kOneByteScale);
   const OperandSet missing = given.without(taken.by[attrs->transposed]);
   if (!missing.empty())
@@ -77,7 +79,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                                    (attrs->transposed ? "for gradients " : "") + "takes " +
                                    detail::names_of(missing)));
 
-  const auto x_dims = x.dimensions(), w_dims = packed.dimensions(), y_dims = y.dimensions();
+  const auto w_dims = packed.dimensions(), y_dims = y.dimensions();
+  const ffi::AnyBuffer x = has_x ? *array(Operand::kX) : y;  // which has its batch, rows and dtype
+  const auto x_dims = x.dimensions();
   if (x_dims.size() != 3 || w_dims.size() != 3 || y_dims.size() != 3)
     return ffi::Unexpected(invalid("x, Wq and y must have rank 3"));
   if (attrs->bits < 1 || attrs->bits > 8) return ffi::Unexpected(invalid("bits must be 1..8"));
@@ -92,12 +96,17 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   p.activation = attrs->activation;
   p.rounded = attrs->rounded;
   p.K = p.transposed ? y_dims[2] : x_dims[2];
+  if (attrs->k) {
+    if (has_x || *attrs->k > p.K)
+      return ffi::Unexpected(invalid("k must be that of wider weights"));
+    p.padding = p.K - *attrs->k, p.K = *attrs->k;
+  }
   p.N = w_dims[1];
   p.group = attrs->group > 0 ? attrs->group : p.K;
   if (p.K < 1 || p.N < 1) return ffi::Unexpected(invalid("N and K must be at least 1"));
   if (is_gated(p.activation) && p.N % 2 != 0)
     return ffi::Unexpected(invalid("N must be even for a gated activation"));
-  if (x_dims[2] != p.x_width())
+  if (has_x ? x_dims[2] != p.x_width() : p.M != p.N)
     return ffi::Unexpected(invalid("x must have the N of Wq in the transposed product"));
   if (y_dims[0] != p.batch || y_dims[1] != p.M || y_dims[2] != p.y_width())
     return ffi::Unexpected(
@@ -155,7 +164,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
     return ffi::Unexpected(invalid("a batch of x needs an index"));
   }
 
-  o.x = x.untyped_data();
+  o.x = has_x ? x.untyped_data() : nullptr;
   o.packed = static_cast<const uint8_t*>(packed.untyped_data());
   o.y = y.untyped_data();
   return call;

@@ -100,6 +100,7 @@ struct Attributes {
   Activation activation = Activation::kNone;
   std::optional<float> eps;
   bool rounded = false;
+  std::optional<int64_t> k;
 
   static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
     Attributes a;
@@ -129,7 +130,13 @@ struct Attributes {
         return ffi::Unexpected(invalid("rounded must be true, or not given"));
       a.rounded = true;
     }
-    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded)
+    if (given.contains("k")) {
+      const auto k = given.get<int64_t>("k");
+      if (k.has_error()) return ffi::Unexpected(invalid("k must be an int64"));
+      a.k = *k;
+    }
+    if (given.size() !=
+        4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded + a.k.has_value())
       return ffi::Unexpected(invalid("has an attribute that this version does not know"));
     return a;
   }

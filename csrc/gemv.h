@@ -57,7 +57,8 @@ struct Problem {
   Index M = 0;      // rows of x in a slice
   Index N = 0;
   Index K = 0;
-  Index group = 0;  // codes that share a scale; K when they all do
+  Index padding = 0;  // without x: behind each row of y, zeros
+  Index group = 0;    // codes that share a scale; K when they all do
   int bits = 0;
   Dtype x = Dtype::kF32;
   Dtype y = Dtype::kF32;
@@ -70,11 +71,11 @@ struct Problem {
 
   // Values in a row of x and of y.
   Index x_width() const { return transposed ? N : K; }
-  Index y_width() const { return transposed ? K : is_gated(activation) ? N / 2 : N; }
+  Index y_width() const { return transposed ? K + padding : is_gated(activation) ? N / 2 : N; }
 };
 
 struct Operands {
-  const void* x = nullptr;          // (batch, M, K); transposed, (batch, M, N)
+  const void* x = nullptr;  // (batch, M, K); transposed, (batch, M, N) or null: the identity
   const uint8_t* packed = nullptr;  // (stack or 1, N, row_bytes)
   Index packed_stack_stride = 0;    // in bytes; 0 when one matrix serves every index
   Param scale;                      // (N, G)

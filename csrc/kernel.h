@@ -57,14 +57,16 @@ struct Crossover {
 };
 
 // What the kernels of a table take between them, for the product and for the transposed one.
+// `identity`: whether the transposed one may leave x out.
 struct Taken {
   template <typename Table>
-  explicit Taken(const Table& table) {
+  explicit Taken(const Table& table, bool identity = false) : identity(identity) {
     for (const auto& row : table)
       by[row.info.transposed] = by[row.info.transposed] | row.info.operands;
   }
 
   OperandSet by[2];
+  bool identity;
 };
 
 // For tests: which kernel ran last, and the only one that may run, or null.

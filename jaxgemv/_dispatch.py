@@ -100,7 +100,7 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
     if not rounds(platform, o, s):
         return backend.most_rows
     codes, x = o.packed.shape[-2] * o.x.shape[-1], str(s.x_dtype or o.x.dtype)
-    return max(backend.most_rows, backend.rounded_rows(_capability(), codes, x))
+    return max(backend.most_rows, backend.rounded_rows(_capability(), codes, s.bits, x))
 
 
 # Of float32 x, which a GPU multiplies in TF32 then.
@@ -112,6 +112,12 @@ def rounds(platform: str, o: Operands, s: Static) -> bool:
     wide = (s.x_dtype or o.x.dtype) == np.float32
     affine = o.codebook is None and s.k is None
     return platform == "cuda" and o.many and affine and (not wide or s.precision in _TF32)
+
+
+def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
+    """Whether a kernel writes the weight where rows are too many for a product's: not of a table of codes."""
+    free = s.implementation is None and o.codebook is None
+    return platform == "cuda" and free and not backends["cuda"].missing
 
 
 def _capability() -> int:

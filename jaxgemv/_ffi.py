@@ -55,8 +55,8 @@ class Backend(NamedTuple):
     epilogue_rows: int = 0
     # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0
-    # (compute capability, codes of a matrix, dtype of x) -> most_rows where weights may be rounded to it.
-    rounded_rows: Callable[[int, int, str], int] = lambda *_: 0
+    # (compute capability, codes of a matrix, bits, dtype of x) -> most_rows where weights may be rounded to it.
+    rounded_rows: Callable[[int, int, int, str], int] = lambda *_: 0
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""

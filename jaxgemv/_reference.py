@@ -62,35 +62,42 @@ def _dense(x: Array, w: Mapping[str, Array], precision: str) -> Array:
     )
 
 
-def contract(x: Array, w: Array, precision: str = "highest") -> Array:
-    """x (..., K), w (N, K) -> float32 (..., N), or int32. precision: of float32 operands, as in jax.numpy."""
+def contract(x: Array, w: Array, precision: str = "highest", out_dtype=jnp.float32) -> Array:
+    """x (..., K), w (N, K) -> (..., N) of out_dtype, or int32. precision: of float32 operands, as in jax.numpy."""
     return jax.lax.dot_general(
         x,
         w,
         (((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
         # On a GPU only float32 operands are rounded otherwise, to TF32.
         precision=precision if x.dtype == jnp.float32 else "default",
-        preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else jnp.float32,
+        preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else out_dtype,
     )
 
 
-def of_entries(one: Callable, o: Operands, s: Static, width: int, *, nbytes: int) -> Array:
-    """`one(x, arrays of a matrix)` for each slice of x, with bias, rounded once. nbytes: of a matrix made by `one`."""
+def pick(w: Mapping[str, Array], entry: Array | None) -> dict[str, Array]:
+    """The arrays of entry `entry` of a stack, of which one alone serves every index; all of them for None."""
+    if entry is None:
+        return dict(w)
+    return {name: a[0] if a.shape[0] == 1 else a[entry] for name, a in w.items()}
+
+
+def of_entries(
+    one: Callable, o: Operands, s: Static, width: int, *, nbytes: int, pick: Callable = pick
+) -> Array:
+    """`one(x, pick(arrays, entry))` for each slice of x, with bias, rounded once. nbytes: of a matrix made by `one`."""
     w = o.weight()
     if o.index is None:
-        y = one(o.x, w)
+        y = one(o.x, pick(w, None))
         return (y if o.bias is None else y + o.bias.astype(jnp.float32)).astype(s.out_dtype)
 
     # Differentiated, it keeps x and index, and not what it dequantised.
     @partial(jax.checkpoint, prevent_cse=False)
     def of_slice(x, index):
-        entry = jnp.clip(index, 0, o.stack - 1)
-        # An array of one entry serves every index.
-        picked = {name: a[0] if a.shape[0] == 1 else a[entry] for name, a in w.items()}
+        picked = pick(w, jnp.clip(index, 0, o.stack - 1))
         y = one(x, picked)
         if "bias" in picked:
             y = y + picked["bias"].astype(jnp.float32)
-        bad = np.asarray(np.nan if y.dtype == jnp.float32 else np.iinfo(np.int32).min, y.dtype)
+        bad = np.asarray(np.iinfo(np.int32).min if y.dtype == jnp.int32 else np.nan, y.dtype)
         return jnp.where(in_range(index, o.stack), y, bad).astype(s.out_dtype)
 
     if o.prefix == 0:

@@ -184,6 +184,28 @@ def direct(bits: int) -> list[Case]:
     ]
 
 
+def fma(bits: int) -> list[Case]:
+    """Groups of whole 32, or one scale a row, of any dtype and of any rows of x; whole blocks and ragged ones.
+
+    Fewer rows of the weights than a lane has; rows that several lanes, and several warps, share; and so many that a
+    lane has several.
+    """
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 300, 256, 64, "offset", bias=True),
+        Case(2, 5, 1288, 32, "zero", scale="float32"),  # a ragged group
+        Case(2, 67, 14336, 128, "zero", bias=True),
+        Case(1, 1100, 4096, 256, "offset", scale="float32"),
+        Case(1, 3, 896, 32, "integer", bytes=True),
+        Case(2, 2050, 2880, 96, "fraction", bias=True, scale="float16"),
+        Case(2, 16, 999, 64, "zero", scale="bfloat16"),  # rows of odd words
+        Case(1, 4099, 1043, "row", "zero"),
+        Case(3, 130, 4096, "row", "mid"),
+        Case(17, 33, 200, 32, "integer", bytes=True),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
 def int8_dot(bits: int) -> list[Case]:
     """Up to two rows; groups of whole blocks, or of whole lanes: 512 and 32 bits, or 64 codes and 4."""
     block, lane = (64, 4) if 8 % bits else (512 // bits, 32 // bits)
@@ -286,6 +308,7 @@ MUST_TAKE = {
     "wgmma_any": wgmma_any,
     "gemm": gemm,
     "direct": direct,
+    "fma": fma,
     "simt": anything,
     "int8_dot": int8_dot,
     "f32_panel": anything,
@@ -305,6 +328,6 @@ MUST_TAKE_TRANSPOSED = {
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     # Every width meets all of them, with one x or another.
-    if cases in (anything, direct, mma_any, wgmma_any, gemm, transposed_anything):
+    if cases in (anything, direct, fma, mma_any, wgmma_any, gemm, transposed_anything):
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)

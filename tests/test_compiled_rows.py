@@ -1,6 +1,6 @@
 """Programs compiled for an H200 that need not be there: what they allocate besides their operands and results.
 
-Up to 64 rows nothing. Above, one copy of one weight in x's dtype, which one loop writes and a matmul reads.
+Up to 64 rows nothing. Above, one copy of one weight in x's dtype, which one kernel writes and a matmul reads.
 """
 
 import re
@@ -78,19 +78,21 @@ def hopper(monkeypatch):
 @pytest.mark.parametrize("form", ["mid", "zero", "offset", "codebook"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_one_copy(bits, form):
-    """In one loop, for each width and each form."""
+    """By one kernel, for each width and each form: of ours, or for a table of codes of XLA."""
     for group in (128, None):
         program = compiled(gemv, array(MANY, K), weight(bits, group=group, form=form))
         assert written(program, N * K) == ["bf16"]
         assert temporaries(program) <= WEIGHT + SLACK
+        assert kernel_calls(program) == (form != "codebook")
 
 
 @pytest.mark.parametrize("bits", [3, 4, 7])
 def test_ragged(bits):
-    """A short last group, and a word that is not full."""
-    program = compiled(gemv, array(MANY, 2045), weight(bits, k=2045, group=96))
-    assert written(program, N * 2045) == ["bf16"]
-    assert temporaries(program) <= WEIGHT + SLACK
+    """A short last group, and a word that is not full: rows of x and the weight get zeros, for whole 16 bytes."""
+    program = compiled(gemv, array(MANY, K - 3), weight(bits, k=K - 3, group=96))
+    assert written(program, N * K) == ["bf16"]
+    assert not written(program, N * (K - 3))
+    assert temporaries(program) <= WEIGHT + 2 * MANY * K + SLACK
 
 
 @pytest.mark.parametrize(("x", "kind"), [("float16", "f16"), ("float32", "f32")])
@@ -143,7 +145,7 @@ def test_layers(bits, rows):
     for f in (by_index, by_scan):
         program = compiled(f, x, w)
         many = rows > 64
-        assert kernel_calls(program) == (not many)
+        assert kernel_calls(program) == 1
         assert written(program, K * K) == ["bf16"] * many
         # Partial sums, as above.
         assert temporaries(program) <= many * (2 * K * K + 2 * 4 * rows * K) + carried + SLACK
@@ -176,7 +178,7 @@ def test_kernels(bits, x, rows):
     assert temporaries(program) <= 8 * rows * N + SLACK // 16
 
 
-@pytest.mark.parametrize(("x", "most"), [("bfloat16", 256), ("float32", 512)])
+@pytest.mark.parametrize(("x", "most"), [("bfloat16", 128), ("float32", 512)])
 def test_rounding_kernel(hopper, x, most):
     """On a Hopper GPU: x in another order, and no weight, until rows are very many."""
     hopper(True)
@@ -185,7 +187,9 @@ def test_rounding_kernel(hopper, x, most):
         program = compiled(gemv, array(rows, K, dtype=x), w)
         assert kernel_calls(program) == 1
         assert temporaries(program) <= 1.2 * size * rows * K + SLACK // 16
-    assert not kernel_calls(compiled(gemv, array(most + 1, K, dtype=x), w))
+    program = compiled(gemv, array(most + 1, K, dtype=x), w)
+    assert kernel_calls(program) == 1
+    assert len(written(program, 2 * N * K)) == 1
 
 
 def test_kernels_of_experts():

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import assert_ran, by_name, kernels, on
+from kernels import FLOATS, assert_ran, by_name, kernels, on
 from test_ffi import array
 
 from jaxgemv import _ffi as ffi
+from jaxgemv import pack
+from jaxgemv._format import weights
 
 
 @partial(jax.jit, static_argnames=("bits", "transposed", "y_shape", "image", "rounded"))
@@ -76,7 +78,7 @@ def test_image_of_x(rng):
         enough = jax.block_until_ready(call(image=nbytes))
         assert ffi.last_kernel("cuda") == "mma_any"
         without = jax.block_until_ready(call(image=0))
-        assert ffi.last_kernel("cuda") == "simt"
+        assert ffi.last_kernel("cuda") == "fma"
         np.testing.assert_array_equal(enough, without)  # of small integers
         assert np.any(enough)
         with pytest.raises(jax.errors.JaxRuntimeError, match="the second result must be uint8"):
@@ -86,3 +88,78 @@ def test_image_of_x(rng):
 @by_name((k for k in kernels(transposed=True) if k.bits in (2, 3, 4, 8)), "transposed_kernel")
 def test_every_transposed_kernel_refuses(transposed_kernel):
     check_every_name(transposed_kernel, transposed=True)
+
+
+# The transposed call without x, which gives the weights.
+
+
+@partial(jax.jit, static_argnames=("y", "attributes"))
+def call_without_x(given, y: tuple, attributes: tuple = ()):
+    attributes = {"bits": np.int64(3), "group": np.int64(32), "transposed": True} | dict(attributes)
+    f = jax.ffi.ffi_call(ffi.TARGET, jax.ShapeDtypeStruct(*y))
+    return f(*given.values(), operands=",".join(given), **attributes)
+
+
+def weight_arrays() -> dict:
+    return {"packed": array(1, 6, 6, dtype=np.uint32), "scale": array(1, 6, 2)}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("text", "changes", "y", "attributes"),
+    [
+        ("k must be that of wider weights", {}, (1, 6, 64), {"k": 65}),
+        ("k must be that of wider weights", {"x": array(1, 6, 6)}, (1, 6, 64), {"k": 64}),
+        ("k must be an int64", {}, (1, 6, 64), {"k": np.float32(64)}),
+        ("the rows of Wq do not hold K codes", {}, (1, 6, 128), {}),
+        ("N and K must be at least 1", {}, (1, 6, 64), {"k": 0}),
+        ("x must have the N of Wq", {}, (1, 5, 64), {}),
+        ("no CUDA kernel for this call", {}, (1, 6, 61), {}),  # rows that are not whole 16 bytes
+        ("no cuda kernel for gradients takes bias", {"bias": array(1, 6)}, (1, 6, 64), {}),
+        ("a batch of x needs an index", {}, (2, 6, 64), {}),
+    ],
+)
+def test_without_x_refused(text, changes, y, attributes):
+    attributes = {name: np.int64(a) if isinstance(a, int) else a for name, a in attributes.items()}
+    with on("cuda"), pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgemv: {text}"):
+        jax.block_until_ready(
+            call_without_x(weight_arrays() | changes, (y, np.dtype(np.float32)), tuple(attributes.items()))
+        )
+
+
+def test_without_x_on_a_cpu():
+    with on("cpu"), pytest.raises(jax.errors.JaxRuntimeError, match="jaxgemv: needs x"):
+        jax.block_until_ready(call_without_x(weight_arrays(), ((1, 6, 64), np.dtype(np.float32))))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_without_x(bits, dtype, rng):
+    """The weights of each entry that an index names, as the reference has them, with zeros behind; NaN for no entry."""
+    for n, k, group, form in (
+        (40, 256, 64, "zero"),
+        (3, 77, 12, "offset"),
+        (9, 1, 1, "mid"),
+        (70, 1043, 32, "zero"),
+    ):
+        width, groups, ids = k + -k % 8 + 8, -(-k // group), np.array([2, 0, 3], np.int32)
+        w = {
+            "packed": pack(rng.integers(0, 1 << bits, (3, n, k), np.uint8), bits),
+            "scale": rng.uniform(0.5, 1.5, (3, n, groups)).astype(np.float16),
+        }
+        if form != "mid":
+            w[form] = rng.uniform(-1, 1 << bits, (3, n, groups)).astype(np.float32)
+        attributes = {"bits": np.int64(bits), "group": np.int64(group), "k": np.int64(k)}
+        with on("cuda"):
+            y = call_without_x(
+                w | {"index": ids}, ((3, n, width), jnp.dtype(dtype)), tuple(attributes.items())
+            )
+            assert ffi.last_kernel("cuda") == "dequantize"
+        expected = np.asarray(weights(**w, bits=bits, group=group, k=k))[[2, 0]]
+        # An offset is added by an FMA, and not after rounding.
+        error = np.abs(np.asarray(y[:2, :, :k], np.float64) - expected)
+        few = 2.0 ** {"float16": -10, "bfloat16": -7, "float32": -22}[dtype]
+        assert (error <= few * np.abs(expected) + 2.0**-22 * (1 << bits)).all()
+        assert not np.any(y[:2, :, k:])
+        assert np.isnan(np.asarray(y[2, :, :k], np.float32)).all()

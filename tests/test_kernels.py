@@ -184,6 +184,12 @@ LARGE = {
         (9, 5000, 1280, 32),
         (33, 4100, 2048, "row"),
     ],
+    "fma": [
+        (1, 4099, 20480, 128),
+        (2, 40000, 1024, 256),
+        (2, 1028, 14336, 32),
+        (1, 151, 4096, "row"),
+    ],
     "gemm": [
         (65, 4099, 20480, 128),
         (130, 40000, 1024, 256),
@@ -236,6 +242,7 @@ def test_what_the_last_kernel_left(kernel, rng):
         "wgmma_any": (9, 17, 33),
         "gemm": (65, 130),
         "direct": (1, 9),
+        "fma": (1, 2),
     }[kernel.name]:
         full = make(rng, kernel.bits, kernel.x, Case(m, 4096, 2048, 128, "zero"))
         nan = jnp.full(full.scale.shape, jnp.nan, kernel.x)
@@ -262,6 +269,7 @@ CHOSEN = [
     ("cuda", 2, "float16", Case(1, 4096, 1024, 64), "stream"),
     ("cuda", 8, "bfloat16", Case(8, 4096, 1024, "row", scale="float32"), "stream"),
     ("cuda", 4, "float16", Case(8, 4096, 1024, 32), "stream"),
+    ("cuda", 4, "float16", Case(8, 256, 8192, 128), "direct"),
     ("cuda", 2, "bfloat16", Case(64, 4096, 1024, 128), "stream"),
     ("cuda", 4, "bfloat16", Case(33, 4096, 1024, 128), "wgmma direct"),
     ("cuda", 8, "float16", Case(64, 4100, 1024, "row"), "wgmma direct"),
@@ -272,10 +280,16 @@ CHOSEN = [
     ("cuda", 4, "bfloat16", Case(65, 7700, 2048, 32), "gemm mma_any"),
     ("cuda", 8, "bfloat16", Case(2, 16640, 1024, 512), "mma"),
     ("cuda", 4, "float32", Case(1, 8192, 1024, 128), "mma_any"),
-    ("cuda", 3, "bfloat16", Case(1, 8192, 1024, 32), "mma_any"),
-    ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "mma_any"),
+    ("cuda", 3, "bfloat16", Case(3, 8192, 1024, 32), "mma_any"),
+    ("cuda", 4, "bfloat16", Case(3, 999, 4099, "row"), "mma_any"),
+    ("cuda", 3, "bfloat16", Case(2, 8192, 1024, 32), "fma"),
+    ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "fma"),
+    ("cuda", 6, "float32", Case(1, 8192, 1024, 64), "fma"),
+    ("cuda", 6, "float32", Case(2, 8192, 1024, 64), "mma_any"),
+    ("cuda", 4, "float32", Case(1, 1024, 4096, 128), "fma"),
+    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128, "zero"), "fma"),
     ("cuda", 6, "float16", Case(17, 256, 1024, 16), "wgmma_any mma_any"),
-    ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128, "zero"), "direct"),
+    ("cuda", 4, "bfloat16", Case(2, 256, 1024, 128, "zero"), "direct"),
     ("cuda", 8, "float16", Case(64, 512, 512, "row"), "direct"),
     ("cuda", 5, "float32", Case(8, 2048, 1024, 64), "direct"),
     ("cuda", 6, "bfloat16", Case(1, 8192, 1024, 256), "direct"),

@@ -7,24 +7,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import on
 from problems import Case, make
 from test_lowering import built, calls, lowered, spec, weight
 from tolerance import assert_close, rounded
 
-from jaxgemv import QuantizedTensor, _dispatch, _many_rows, gemv, reference
+from jaxgemv import QuantizedTensor, _dispatch, _ffi, _many_rows, gemv, reference
 
 XLA = {"implementation": "xla"}
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 FLOATS = pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Programs as for a platform that is no CPU. None of them may be kept for other tests, nor theirs for these."""
+@pytest.fixture(params=["xla", pytest.param("cuda", marks=pytest.mark.cuda)])
+def elsewhere(request, monkeypatch):
+    """Programs as for a platform that is no CPU, all by XLA; or on a GPU with weights by our kernel. What is given to
+    gemv for that. None of these may be kept for other tests, nor theirs for these."""
     product = _many_rows.product
     jax.clear_caches()
-    monkeypatch.setattr(_many_rows, "product", lambda o, s, platform: product(o, s, platform=None))
-    yield
+    if request.param == "xla":
+        monkeypatch.setattr(_many_rows, "product", lambda o, s, platform: product(o, s, platform=None))
+        yield XLA
+    else:
+        monkeypatch.setattr(_dispatch, "_capability", lambda: 0)  # no kernel that rounds weights
+        with on("cuda"), jax.default_matmul_precision("highest"):
+            yield {}
+            assert _ffi.last_kernel("cuda") == "dequantize"
     jax.clear_caches()
 
 
@@ -37,6 +45,7 @@ def check(y, p):
 
 CASES = [
     Case(65, 40, 256, 64, "zero", bias=True),
+    Case(70, 100, 1032, 36, "fraction"),  # groups that end anywhere
     Case(128, 33, 200, 40, "offset", scale="float32"),
     Case(512, 24, 130, 64, "mid", bytes=True),  # the last group is short, and so is the last word
     Case(65, 17, 96, "row", "integer", scale="bfloat16"),
@@ -54,7 +63,7 @@ def test_values(elsewhere, bits, x, rng):
 
     @jax.jit
     def products(args):
-        return [gemv(x, w, bias=b, out_dtype="float32", **XLA) for x, w, b in args]
+        return [gemv(x, w, bias=b, out_dtype="float32", **elsewhere) for x, w, b in args]
 
     for y, p in zip(products([(p.x, p.tensor, p.bias) for p in problems]), problems):
         check(y, p)
@@ -65,7 +74,7 @@ def test_gradient(elsewhere, x, rng):
     """Of x: the cotangent is what meets the weight, in its own dtype."""
     p = make(rng, 4, x, Case(130, 150, 96, 32, "zero"))
     ct = rng.standard_normal((130, 150)).astype(p.x.dtype)
-    y = jax.vjp(lambda x: gemv(x, p.tensor, **XLA), jnp.asarray(p.x))[1](jnp.asarray(ct))[0]
+    y = jax.vjp(lambda x: gemv(x, p.tensor, **elsewhere), jnp.asarray(p.x))[1](jnp.asarray(ct))[0]
     more = 0.0 if x == "float32" else rounded(ct, p.weight().T, p.x.dtype)
     exact, size = np.asarray(ct, np.float64), np.abs(np.asarray(ct, np.float64))
     assert_close(y, exact @ p.weight(), size @ p.weight_magnitude(), 150, dtype=p.x.dtype, more=more)
@@ -78,7 +87,7 @@ def test_norm(elsewhere, x, rng):
     norm = rng.uniform(0.5, 1.5, 128).astype(p.x.dtype)
     wide = np.asarray(p.x, np.float64)
     h = wide / np.sqrt(np.square(wide).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm, np.float64)
-    y = gemv(p.x, p.tensor, norm=norm, out_dtype="float32", **XLA)
+    y = gemv(p.x, p.tensor, norm=norm, out_dtype="float32", **elsewhere)
     more = 0.0 if x == "float32" else 2 * rounded(h, p.weight(), p.x.dtype)
     # The norm is a sum of K squares, a root, and three products: as many roundings again.
     size = np.abs(h) @ p.weight_magnitude().T
@@ -93,7 +102,7 @@ def test_index(elsewhere, ids, x, rng):
     problems = [make(rng, 3, x, Case(70, 20, 96, 32, "zero", bias=True), exact=True) for _ in range(entries)]
     w, bias = jax.tree.map(lambda *a: np.stack(a), *((p.tensor, p.bias) for p in problems))
     xs = rng.integers(-2, 3, (*np.shape(ids), 70, 96)).astype(jnp.dtype(x))
-    y = np.asarray(gemv(xs, w, index=np.array(ids), bias=bias, out_dtype="float32", **XLA))
+    y = np.asarray(gemv(xs, w, index=np.array(ids), bias=bias, out_dtype="float32", **elsewhere))
     for i, e in np.ndenumerate(ids):
         if not 0 <= e < entries:
             assert np.isnan(y[i]).all()
@@ -107,19 +116,20 @@ def test_vmap(elsewhere, rng):
     """Over x: few rows each, many of one matrix. Over weights: each meets its own."""
     # jaxlib 0.8 has no batched product of bfloat16 on a CPU.
     p = make(rng, 6, "float32", Case(96, 20, 64, 32, "offset"), exact=True)
-    product = jax.vmap(lambda x, w: gemv(x, w, out_dtype="float32", **XLA), (0, None))
+    product = jax.vmap(lambda x, w: gemv(x, w, out_dtype="float32", **elsewhere), (0, None))
     np.testing.assert_array_equal(product(p.x.reshape(8, 12, 64), p.tensor).reshape(96, 20), p.answer())
     ws = jax.tree.map(lambda a: np.stack([a, a[::-1]]), p.tensor)
     y = jax.vmap(product, (None, 0))(p.x.reshape(8, 12, 64), ws).reshape(2, 96, 20)
     np.testing.assert_array_equal(y, [p.answer(), p.answer()[:, ::-1]])
 
 
+@pytest.mark.parametrize("elsewhere", ["xla"], indirect=True)
 def test_codebook(elsewhere, rng):
     codebook = np.array([-1, -0.5, 0.25, 1], np.float32)
     p = make(rng, 2, "bfloat16", Case(70, 6, 64, 16), exact=True)
     w = QuantizedTensor(packed=p.packed, scale=p.scale, codebook=codebook, bits=2)
     expected = p.x.astype(np.float64) @ np.asarray(w.dequantize(jnp.float32), np.float64).T
-    np.testing.assert_array_equal(gemv(p.x, w, out_dtype="float32", **XLA), expected)
+    np.testing.assert_array_equal(gemv(p.x, w, out_dtype="float32", **elsewhere), expected)
 
 
 # What is asked of the compiler.
@@ -127,8 +137,8 @@ def test_codebook(elsewhere, rng):
 
 @built
 def test_rounding_kernel(monkeypatch):
-    """On Hopper a kernel rounds weights as the matmul does, where they are many, up to 256 rows of x, which a norm may
-    have made float32; and 512 of float32 ones, where TF32 is what `jnp.dot` would have."""
+    """On Hopper a kernel rounds weights as the matmul does, where they are many: up to 128 or 256 rows of x, which a
+    norm may have made float32, by their number; and 512 of float32 ones, where TF32 is what `jnp.dot` would have."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
 
     def rounds(rows=65, n=8192, x="bfloat16", w=None, **options):
@@ -137,9 +147,10 @@ def test_rounding_kernel(monkeypatch):
         text = lowered("cuda", lambda x, w: gemv(x, w, **options), spec(rows, 2048, dtype=x), w)
         return [("rounded = true" in line, f"x2048x{SHORT[x]}>" in line) for line in calls(text)]
 
-    assert rounds() == rounds(512, x="float32") == rounds(256, x="float16") == [(True, True)]
+    assert rounds() == rounds(512, x="float32") == rounds(128, x="float16") == [(True, True)]
+    assert rounds(256, n=1 << 14) == [(True, True)]
     assert rounds(64) == [(False, True)]
-    assert rounds(257) == rounds(513, x="float32") == rounds(n=7679) == []
+    assert rounds(129) == rounds(257, n=1 << 14) == rounds(513, x="float32") == rounds(n=7679) == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
     table = spec(16, dtype="float32")
     codebook = QuantizedTensor(
@@ -196,8 +207,22 @@ def test_reference_keeps_to_float32():
 
 @pytest.mark.parametrize("x", ["bfloat16", "float16"])
 @pytest.mark.parametrize("implementation", [None, "xla"])
-def test_16_bits_meet_16_bits(x, implementation):
-    """And give float32."""
-    (dot,) = dots(65, x=x, implementation=implementation)
-    kind = {"bfloat16": "bf16", "float16": "f16"}[x]
-    assert f"(tensor<65x256x{kind}>, tensor<48x256x{kind}>) -> tensor<65x48xf32>" in dot
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": True}, {"out_dtype": "float32"}, {"activation": "silu"}], ids=str
+)
+def test_16_bits_meet_16_bits(x, implementation, options):
+    """And give float32, where it goes on in that; what is only rounded to x's dtype is written in it at once."""
+    options = options | ({"bias": jnp.zeros(48, x)} if "bias" in options else {})
+    (dot,) = dots(65, x=x, implementation=implementation, **options)
+    kind = SHORT[x]
+    result = "f32" if options else kind
+    assert f"(tensor<65x256x{kind}>, tensor<48x256x{kind}>) -> tensor<65x48x{result}>" in dot
+
+
+@FLOATS
+def test_result_in_its_own_dtype(elsewhere, x, rng):
+    p = make(rng, 4, x, Case(66, 24, 256, 64, "zero"))
+    more = 0.0 if x == "float32" else rounded(p.x, p.weight(), p.x.dtype)
+    y = gemv(p.x, p.tensor, **elsewhere)
+    assert y.dtype == p.x.dtype
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=p.x.dtype, more=more)

@@ -2,6 +2,7 @@
 // the tables of docs/cuda-notes.md, `python -m bench`.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "../kernel.h"
@@ -25,19 +26,59 @@ constexpr bool has_many_columns(const Problem& problem) {
   return problem.M * (problem.x == Dtype::kF32 ? 2 : 1) > 16;
 }
 
-// Of a matrix, below which gemm takes as long as for a larger one.
-inline constexpr Index kManyCodes = Index{15} << 20;
-constexpr bool has_many_codes(const Problem& problem) {
-  return problem.N * problem.K >= kManyCodes;
+// Groups for which direct and mma_any have to make terms in the middle of their 128 codes, and rows of
+// which direct and mma take none.
+constexpr bool has_small_groups_or_odd_rows(const Problem& problem) {
+  return problem.K % kOctet != 0 || (problem.group % 128 != 0 && problem.group < problem.K);
+}
+constexpr bool has_16_bit_x_and_small_groups(const Problem& problem) {
+  return problem.x != Dtype::kF32 && has_small_groups_or_odd_rows(problem);
+}
+constexpr bool has_small_groups_and_few_rows(const Problem& problem) {
+  return problem.N <= 512 && has_16_bit_x_and_small_groups(problem);
+}
+
+// Of which direct has several warps share a row, or not its fast case.
+constexpr bool has_long_or_odd_rows(const Problem& problem) {
+  return problem.K > 2048 || problem.K % 128 != 0;
+}
+
+// stream has a CTA for 16 rows of the weights.
+constexpr bool has_many_tiles(const Problem& problem) { return problem.batch * problem.N >= 512; }
+
+// mma has one warp for a stretch of a row.
+constexpr bool has_long_rows(const Problem& problem) {
+  return problem.K >= 1024 && problem.N * problem.K >= Index{10} << 20;
+}
+
+// The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
+// made, and 0 where it is never. Below a number of weights it takes as long as for more; widths other
+// than 2, 3 and 4 take longer.
+constexpr Index gemm_rows(Index codes, int bits, Dtype x) {
+  const bool is_large = codes >= Index{1} << 25, is_fast = bits >= 2 && bits <= 4;
+  if (codes < Index{15} << 20 || !(is_large || is_fast || x == Dtype::kF32)) return 0;
+  return x == Dtype::kF32 ? 512 : is_large && is_fast ? 256 : 128;
+}
+constexpr bool is_for_gemm(const Problem& problem) {
+  return problem.M <= gemm_rows(problem.N * problem.K, problem.bits, problem.x);
 }
 
 inline constexpr Crossover kCrossovers[] = {
+    // Against direct: "One and two rows of any format".
+    {"fma", 0, 1, 1, 1'000'000},
+    {"fma", 0, 1, 1, 1 << 20, has_small_groups_or_odd_rows},
+    {"fma", 0, 1, 2, 1 << 20, has_16_bit_x_and_small_groups},
+    {"fma", 0, 1, 4, 5 << 20, has_small_groups_and_few_rows},
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
-    {"stream", 2, 1, 64},
-    {"stream", 4, 1, 16},
-    {"stream", 8, 1, 16},
+    {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
+    {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
+    {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
+    // Against direct, mma and mma_any: "One and two rows of any format".
+    {"fma", 0, 1, 1, kAnyRows, has_small_groups_or_odd_rows},
+    {"fma", 0, 1, 2, kAnyRows, has_16_bit_x_and_small_groups},
+    {"fma", 0, 1, 1, 5 << 20, has_long_or_odd_rows},
     // Against wgmma, mma and mma_any: "Small matrices".
     {"direct", 0, 1, 16, 5 << 20},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
@@ -47,10 +88,13 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
-    {"gemm", 0, 65, kAnyRows, kAnyRows, has_many_codes},
+    {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
+    // Against direct: "One and two rows of any format".
+    {"mma", 0, 1, 8, kAnyRows, has_long_rows},
     // Against mma and mma_any: "Small matrices".
     {"direct", 0, 1, 64, 1 << 24, has_16_bit_x_and_large_groups},
-    // Against mma_any: "Every width".
+    // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
+    {"stream", 0, 1, 16},
     {"mma", 0, 1, 8},
     {"mma_any", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},
@@ -62,11 +106,9 @@ inline constexpr Crossover kCrossovers[] = {
 // since the plain kernels for more have more warps.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
 
-// The same where weights may be rounded, of so many codes, on GPUs of compute capability `major`: gemm,
-// "More than 64 rows".
-constexpr Index most_rounded_rows(int major, Index codes, Dtype x) {
-  if (major != 9 || codes < kManyCodes) return kMostRows;
-  return x == Dtype::kF32 ? 512 : 256;
+// The same where weights may be rounded, of so many codes, on GPUs of compute capability `major`.
+constexpr Index most_rounded_rows(int major, Index codes, int bits, Dtype x) {
+  return std::max(kMostRows, major == 9 ? gemm_rows(codes, bits, x) : 0);
 }
 
 }  // namespace jaxgemv::cuda

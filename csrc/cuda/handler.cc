@@ -33,7 +33,7 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
 
 ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::RemainingRets scratch,
                 ffi::Dictionary attributes, cudaStream_t stream) {
-  static const Taken taken(table());
+  static const Taken taken(table(), /*identity=*/true);
   auto call = Call::from(args, *y, attributes, "cuda", taken);
   if (call.has_error()) return call.error();
   const Problem& problem = call->problem;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "choose.h"
+#include "dequantize/launch.h"
 #include "table.h"
 
 namespace jaxgemv::cuda {
@@ -19,6 +20,11 @@ cudaError_t launch(const Problem& problem, const Operands& operands, OperandSet 
     Operands slices = operands.from_slice(problem, first);
     // Kernels load shift before they look at affine.
     if (problem.affine == Affine::kSymmetric) slices.shift = slices.scale;
+    if (slices.x == nullptr) {
+      status = dequantize::run(part, slices, device, stream);
+      trace().last = dequantize::kName;
+      continue;
+    }
     const Kernel* kernel =
         choose(table(), std::span(kCrossovers), part, given, only,
                [&](const Kernel& row) { return row.supports(part, slices, device); });

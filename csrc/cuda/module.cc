@@ -26,12 +26,12 @@ NB_MODULE(_cuda, m) {
   };
   m.def(
       "rounded_rows",
-      [=](int major, int64_t codes, std::string_view x) {
-        return cuda::most_rounded_rows(major, codes, dtype_of(x));
+      [=](int major, int64_t codes, int bits, std::string_view x) {
+        return cuda::most_rounded_rows(major, codes, bits, dtype_of(x));
       },
-      nanobind::arg("major"), nanobind::arg("codes"), nanobind::arg("x"),
-      "most_rows of crossovers() where weights may be rounded to x's dtype, of so many codes, on "
-      "GPUs of compute capability `major`.x.");
+      nanobind::arg("major"), nanobind::arg("codes"), nanobind::arg("bits"), nanobind::arg("x"),
+      "most_rows of crossovers() where weights may be rounded to x's dtype, of so many codes of "
+      "`bits` bits, on GPUs of compute capability `major`.x.");
   m.def(
       "image_bytes",
       [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {

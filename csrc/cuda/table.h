@@ -35,6 +35,7 @@ constexpr auto join(const Kernel (&... rows)[kCounts]) {
 
 using Rows = std::span<const Kernel>;
 Rows direct_rows();
+Rows fma_rows();
 Rows stream_int2();
 Rows stream_int4();
 Rows stream_int8();

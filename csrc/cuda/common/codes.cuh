@@ -157,11 +157,46 @@ struct Octet {
   }
 };
 
+// Of consecutive codes in words, code i without a conversion: masked where it lies, within the low 23
+// bits of a word, it is under the exponent of 2^23 the fraction of 2^23 + q * 2^place. kExponent has to
+// come in a register, from where the compiler does not know it, or masking takes two instructions.
+template <int kBits>
+struct CodesInWords {
+  static constexpr uint32_t kExponent = 0x4b000000;
+
+  // Codes that end above bit 23 of the word that they begin in are taken 16 bits further on.
+  static __device__ constexpr bool is_high(int i) { return i * kBits % 32 + kBits > 23; }
+  static __device__ constexpr int place(int i) { return i * kBits % 32 - (is_high(i) ? 16 : 0); }
+
+  template <int kWords>
+  static __device__ __forceinline__ float masked(const uint32_t (&words)[kWords], int i,
+                                                 uint32_t exponent) {
+    const int word = i * kBits / 32;
+    const uint32_t next = word + 1 < kWords ? words[word + 1] : 0;
+    const uint32_t bits = is_high(i) ? __funnelshift_r(words[word], next, 16) : words[word];
+    const uint32_t mask = ((1u << kBits) - 1) << place(i);
+    return __uint_as_float((bits & mask) | exponent);
+  }
+  // Code i times 2^place(i), by a subtraction; code i, by an FMA.
+  template <int kWords>
+  static __device__ __forceinline__ float scaled(const uint32_t (&words)[kWords], int i,
+                                                 uint32_t exponent) {
+    return masked(words, i, exponent) - 0x1p23f;
+  }
+  template <int kWords>
+  static __device__ __forceinline__ float value(const uint32_t (&words)[kWords], int i,
+                                                uint32_t exponent) {
+    const float worth = 1.f / static_cast<float>(1 << place(i));
+    return fmaf(masked(words, i, exponent), worth, -0x1p23f * worth);
+  }
+};
+
 // Code i of an octet; kMid is the zero point of weights that have no other.
 template <int kBits>
-struct Codes<Format::kAffine, kBits, float> {
+struct Codes<Format::kAffine, kBits, float> : CodesInWords<kBits> {
   static constexpr float kMid = mid_code(kBits);
   __device__ __forceinline__ Codes(const Param&, Index) {}
+  using CodesInWords<kBits>::value;
   __device__ __forceinline__ float value(uint64_t octet, int i) const {
     return static_cast<float>(code_of<kBits>(octet, i));
   }

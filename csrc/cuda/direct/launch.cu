@@ -72,16 +72,8 @@ Layout layout_of(const Problem& problem, const Operands& operands, const Device&
 }
 
 Params params_of(const Problem& problem, const Operands& operands, const Layout& layout) {
-  const Index group = has_one_group(problem, operands) ? 0 : problem.group / kOctet;
   Params p{};
-  p.weights = {operands.packed,
-               operands.packed_stack_stride,
-               static_cast<int>(row_bytes(problem.K, problem.bits) / 4),
-               static_cast<int>(problem.K / kOctet),
-               static_cast<uint32_t>(group == 0 ? 0 : ceil_div(Index{1} << 31, group)),
-               {source_of(operands.scale)},
-               {source_of(operands.shift)},
-               problem.affine};
+  p.weights = weight_source_of(problem, operands);
   p.x = operands.x, p.index = operands.index, p.stack = static_cast<int>(problem.stack);
   p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
   p.K = static_cast<int>(problem.K);

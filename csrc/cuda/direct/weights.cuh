@@ -2,9 +2,9 @@
 // and the rows' scales.
 #pragma once
 
-#include "../common/affine.cuh"
 #include "../common/codes.cuh"
 #include "../common/ptx.cuh"
+#include "../common/weight_source.cuh"
 
 namespace jaxgemv::cuda::direct {
 
@@ -33,40 +33,6 @@ struct Pairs {
       else
         a[p] = subtract((both & kMask) | 0x43004300u, 0x43004300u);  // 128 + q
     }
-  }
-};
-
-struct Scales : ScaleSource {
-  // The aligned word around an element of a row, and what it is once that is there.
-  __device__ __forceinline__ uint32_t ask(const char* row, int group) const {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(row + group * Index{g_bytes});
-    return __ldg(reinterpret_cast<const uint32_t*>(at & ~uintptr_t{3}));
-  }
-  __device__ __forceinline__ float value(uint32_t word, const char* row, int group) const {
-    const uint32_t at = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row)) +
-                        static_cast<uint32_t>(group * g_bytes);
-    const uint32_t bits = word >> (at % 4 * 8);
-    const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    const float other = __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
-    float v;  // without a branch, which is what the compiler makes of a conditional expression
-    asm("{ .reg .pred p; setp.eq.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }"
-        : "=f"(v)
-        : "f"(half), "f"(other), "r"(static_cast<uint32_t>(dtype)));
-    return v;
-  }
-};
-static_assert(static_cast<int>(Dtype::kF16) == 0);
-
-struct WeightSource {
-  const uint8_t* packed;
-  Index stack_bytes;
-  int row_words, octets;  // of a row
-  uint32_t group_magic;   // 2^31 over the octets of a group, rounded up; 0 for one group
-  Scales scale, shift;
-  Affine affine;
-
-  __device__ __forceinline__ int group_of(int octet) const {
-    return static_cast<int>(__umulhi(static_cast<uint32_t>(octet) * 2, group_magic));
   }
 };
 

@@ -1,0 +1,140 @@
+// The weights themselves: (batch, N, width) of T, each made in float32 exactly as the format says and
+// rounded once, with zeros from K to width. For products of so many rows that XLA's matmul is the
+// faster way.
+//
+// A lane makes pieces of 16 bytes of several rows, and 32 lanes neighbours, so that whole lines are
+// written. Memory bounds it: a lane asks for all that it needs before it makes a weight.
+#pragma once
+
+#include "../common/codes.cuh"
+#include "../common/weight_source.cuh"
+
+namespace jaxgemv::cuda::dequantize {
+
+constexpr int kWarps = 8;
+// Of a lane, where there are many. Those of a CTA are neighbours.
+constexpr int kMostRows = 4;
+
+// Weights of T that are 16 bytes.
+template <typename T>
+inline constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+
+__device__ __forceinline__ uint32_t pair_of(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ uint32_t pair_of(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// 16 bytes at once, each weight rounded once.
+template <typename T>
+__device__ __forceinline__ void store(T* to, const float (&v)[kPiece<T>]) {
+  uint4 piece;
+  if constexpr (sizeof(T) == 4)
+    piece = {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+             __float_as_uint(v[3])};
+  else
+    piece = {pair_of(v[0], v[1], T{}), pair_of(v[2], v[3], T{}), pair_of(v[4], v[5], T{}),
+             pair_of(v[6], v[7], T{})};
+  *reinterpret_cast<uint4*>(to) = piece;
+}
+
+// kCodes consecutive codes of a row, from a multiple of kCodes on.
+template <int kBits, int kCodes>
+struct Window {
+  static constexpr int kBegin = kBits * kCodes & -(kBits * kCodes);  // multiples of it, in a word
+  static constexpr int kWords = (kBits * kCodes + (kBegin < 32 ? 32 - kBegin : 0) + 31) / 32;
+  uint32_t words[kWords];
+
+  __device__ __forceinline__ void load(const uint32_t* row, int word, int row_words) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = __ldg(row + min(word + i, row_words - 1));
+  }
+
+  // shift: where they begin in the first word.
+  __device__ __forceinline__ void align(int shift) {
+    if constexpr (kBegin < 32)
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        words[i] = __funnelshift_r(words[i], i + 1 < kWords ? words[i + 1] : 0, shift);
+  }
+};
+
+struct Params {
+  WeightSource weights;
+  Param scale, shift;  // of any dtype, in any groups
+  Param codebook;
+  const int32_t* index;
+  void* y;
+  int stack, N, K, width, group;
+  uint32_t exponent;  // CodesInWords::kExponent
+};
+
+// Of kRows rows, kWarps apart, each lane the same piece. kPlain: groups of whole pieces, and no
+// parameters of one byte.
+template <Format kFormat, int kBits, typename T, int kRows, bool kPlain>
+__global__ void __launch_bounds__(kWarps * 32, 4) weights(const __grid_constant__ Params p) {
+  using C = Codes<kFormat, kBits, float>;
+  constexpr int kCodes = kPiece<T>;
+  const WeightSource& w = p.weights;
+  const unsigned columns = (p.width / kCodes + 31u) / 32;
+  const int n = static_cast<int>(blockIdx.x / columns) * (kWarps * kRows) + threadIdx.x / 32;
+  const int k = static_cast<int>(blockIdx.x % columns * 32 + threadIdx.x % 32) * kCodes;
+  if (n >= p.N || k >= p.width) return;
+
+  const int entry = stack_entry(p.index, p.stack, blockIdx.y), s = max(entry, 0);
+  const C codes(p.codebook, s);
+  const Index bit = Index{k} * kBits;
+  const int word = static_cast<int>(bit / 32), shift_in_word = static_cast<int>(bit % 32);
+  const int group = w.group_of(min(k, p.K - 1) / kOctet);
+  const uint32_t* row = w.row(s, n);
+  const char *scales = w.scale.row(s, n), *shifts = w.shift.row(s, n);
+  T* to = static_cast<T*>(p.y) + (Index{blockIdx.y} * p.N + n) * p.width + k;
+
+  Window<kBits, kCodes> windows[kRows];
+  uint32_t scale_words[kRows], shift_words[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const Index below = n + i * kWarps < p.N ? i * kWarps : 0;
+    windows[i].load(row + below * w.row_words, word, w.row_words);
+    if (!kPlain) continue;
+    scale_words[i] = w.scale.ask(scales + below * w.scale.n_bytes, group);
+    shift_words[i] = w.shift.ask(shifts + below * w.shift.n_bytes, group);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (n + i * kWarps >= p.N) break;
+    windows[i].align(shift_in_word);
+    float scale, shift;
+    if (kPlain) {
+      scale = w.scale.value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group);
+      shift = w.shift.value(shift_words[i], shifts + Index{i * kWarps} * w.shift.n_bytes, group);
+    }
+    if (entry < 0) scale = __int_as_float(0x7fc00000);  // NaN
+    if (w.affine == Affine::kSymmetric) shift = C::kMid;
+    float v[kCodes];
+    const auto make = [&](Affine affine) {
+#pragma unroll
+      for (int e = 0; e < kCodes; ++e) {
+        if (!kPlain && k + e < p.K && (e == 0 || (k + e) % p.group == 0)) {
+          scale = entry < 0 ? scale : load_scale(p.scale, s, n + i * kWarps, (k + e) / p.group);
+          if (w.affine != Affine::kSymmetric)
+            shift = load(p.shift, s, n + i * kWarps, (k + e) / p.group);
+        }
+        v[e] = weight_of(affine, codes.value(windows[i].words, e, p.exponent), scale, shift);
+      }
+    };
+    if (w.affine == Affine::kOffset)
+      make(Affine::kOffset);
+    else
+      make(Affine::kZero);
+    if (k + kCodes > p.K)
+#pragma unroll
+      for (int e = 0; e < kCodes; ++e) v[e] = k + e < p.K ? v[e] : 0;
+    store(to + Index{i * kWarps} * p.width, v);
+  }
+}
+
+}  // namespace jaxgemv::cuda::dequantize

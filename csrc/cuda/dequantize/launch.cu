@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+#include "launch.h"
+
+namespace jaxgemv::cuda::dequantize {
+namespace {
+
+using Run = cudaError_t (*)(const Problem&, const Operands&, const Device&, cudaStream_t);
+
+template <Format kFormat, int kBits, typename T>
+cudaError_t run_one(const Problem& problem, const Operands& operands, const Device& device,
+                    cudaStream_t stream) {
+  constexpr Index kCodes = kPiece<T>, kMost = 1 << 18;  // of K, for weight_source_of
+  const Index width = problem.y_width();
+  if (!is_aligned(operands.packed, 4)) return cudaErrorMisalignedAddress;
+  if (width % kCodes != 0 || !is_aligned(operands.y, 16) || width > INT_MAX / 2 ||
+      problem.N > INT_MAX / 2)
+    return cudaErrorNotSupported;
+  Params p{};
+  p.weights = weight_source_of(problem, operands), p.scale = operands.scale;
+  p.shift = operands.shift, p.codebook = operands.codebook;
+  p.index = operands.index, p.y = operands.y;
+  p.stack = static_cast<int>(problem.stack), p.N = static_cast<int>(problem.N);
+  p.K = static_cast<int>(problem.K), p.width = static_cast<int>(width);
+  p.exponent = CodesInWords<kBits>::kExponent;
+  p.group = static_cast<int>(std::min(problem.group, problem.K));
+  const bool plain = is_wide(operands.scale.dtype) && problem.K < kMost &&
+                     (problem.group % kOctet == 0 || has_one_group(problem, operands));
+  const Index columns = ceil_div(width, 32 * kCodes);
+  const bool many = plain && ceil_div(problem.N, kWarps * kMostRows) * columns >= 2 * device.sms;
+  const auto kernel = many    ? weights<kFormat, kBits, T, kMostRows, true>
+                      : plain ? weights<kFormat, kBits, T, 1, true>
+                              : weights<kFormat, kBits, T, 1, false>;
+  dim3 grid;
+  if (!make_grid(ceil_div(problem.N, kWarps * (many ? kMostRows : 1)) * columns, problem.batch,
+                 &grid))
+    return cudaErrorInvalidConfiguration;
+  return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
+}
+
+// By width, and dtype of the weights.
+template <Format kFormat, size_t... kWidths>
+constexpr auto of_widths(std::index_sequence<kWidths...>) {
+  return std::array{std::array<Run, 3>{run_one<kFormat, kWidths + 1, __half>,
+                                       run_one<kFormat, kWidths + 1, __nv_bfloat16>,
+                                       run_one<kFormat, kWidths + 1, float>}...};
+}
+
+}  // namespace
+
+cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                cudaStream_t stream) {
+  static constexpr auto kAffine = of_widths<Format::kAffine>(std::make_index_sequence<8>{});
+  if (problem.format != Format::kAffine) return cudaErrorNotSupported;
+  return kAffine[problem.bits - 1][static_cast<int>(problem.y)](problem, operands, device, stream);
+}
+
+}  // namespace jaxgemv::cuda::dequantize

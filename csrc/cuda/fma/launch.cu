@@ -1,0 +1,104 @@
+// Chooses the variant of the FMA kernel, and lays out its work.
+#include <algorithm>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+namespace fma {
+
+// rows_n: of the weights, of a lane.
+struct Layout {
+  int rows_n, log_lanes, log_split, warps;
+};
+
+// rows_n is `many` where that leaves enough work for all SMs, else `few`. As many lanes share a row as
+// make 16 warps an SM, but no more than there are blocks. (Fitted to all layouts of twenty products on
+// an H200: docs/cuda-notes.md, "One and two rows of any format".)
+Layout layout_of(const Problem& problem, int few, int many, const Device& device) {
+  constexpr Index kLanes = 32 * 16, kMost = 32 * kMostWarps;
+  const Index blocks = ceil_div(problem.K, kBlock), wanted = kLanes * device.sms;
+  // float32 x is as much to read as the weights of two rows.
+  const Index least = wanted / (problem.x == Dtype::kF32 ? 10 : 3);
+  const bool enough = problem.N >= many && problem.N / many * blocks >= least;
+  Layout layout{enough ? many : few, 0, 0, 4};
+  const Index sets = ceil_div(problem.N, layout.rows_n) * problem.batch;
+  int log = 3;
+  while (Index{1} << log < std::min({ceil_div(wanted, sets), blocks, kMost})) ++log;
+  const auto rounded_up = [&](int lanes) { return ceil_div(blocks, Index{1} << lanes) << lanes; };
+  while (log > 3 && rounded_up(log - 1) * 10 <= rounded_up(log) * 9) --log;
+  layout.log_lanes = std::min(log, log > 7 ? 5 : 4), layout.log_split = log - layout.log_lanes;
+  layout.warps = std::max(4, 1 << layout.log_split);
+  return layout;
+}
+
+Params params_of(const Problem& problem, const Operands& operands, const Layout& layout) {
+  Params p{};
+  p.weights = weight_source_of(problem, operands);
+  p.x = operands.x, p.index = operands.index, p.stack = static_cast<int>(problem.stack);
+  p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
+  p.K = static_cast<int>(problem.K);
+  p.log_lanes = layout.log_lanes, p.log_split = layout.log_split;
+  p.exponent = CodesInWords<1>::kExponent;
+  p.output = output_of(problem, operands);
+  return p;
+}
+
+// Rows of the weights that share what is done to x, where there are enough of them: as many as
+// registers allow.
+template <int kBits, int kRowsM>
+inline constexpr int kManyRowsN = kRowsM == 4 || kBits > 6 || kRowsM* kBits > 8 ? 2 : 4;
+
+}  // namespace fma
+
+template <int kBits, typename X>
+struct Fma {
+  static constexpr int kRowsM = 2;
+  static constexpr KernelInfo kInfo{"fma",       Format::kAffine, kBits,
+                                    kDtypeOf<X>, kRowsM,          kProductOperands};
+
+  // No group ends inside a block, and 32-bit m, n and k.
+  static bool supports(const Problem& problem, const Operands& operands, const Device&) {
+    if (problem.K >= (1 << 18) || problem.N >= (1 << 30) || problem.M >= (1 << 16)) return false;
+    if (problem.group % fma::kBlock != 0 && !has_one_group(problem, operands)) return false;
+    return is_aligned(operands.packed, 4);
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    return problem.M == 1 ? run_rows<1>(problem, operands, device, stream)
+                          : run_rows<kRowsM>(problem, operands, device, stream);
+  }
+
+ private:
+  template <int kM>
+  static cudaError_t run_rows(const Problem& problem, const Operands& operands,
+                              const Device& device, cudaStream_t stream) {
+    constexpr int kMany = fma::kManyRowsN<kBits, kM>, kRagged = 2;
+    const bool whole = problem.K % fma::kBlock == 0 && is_aligned(operands.packed, 16) &&
+                       is_aligned(operands.x, 16);
+    const fma::Layout layout =
+        fma::layout_of(problem, whole ? 1 : kRagged, whole ? kMany : kRagged, device);
+    const auto kernel = !whole               ? fma::gemv_fma<kBits, kRagged, kM, false, X>
+                        : layout.rows_n == 1 ? fma::gemv_fma<kBits, 1, kM, true, X>
+                                             : fma::gemv_fma<kBits, kMany, kM, true, X>;
+    const Index sets = layout.warps * 32 >> (layout.log_lanes + layout.log_split);
+    const LaunchShape shape{
+        {static_cast<unsigned>(ceil_div(problem.N, sets * layout.rows_n)),
+         static_cast<unsigned>(problem.batch), static_cast<unsigned>(ceil_div(problem.M, kM))},
+        layout.warps * 32};
+    return launch_kernel(kernel, shape, device, stream, fma::params_of(problem, operands, layout));
+  }
+};
+
+template <int kBits>
+inline constexpr Kernel kFmaRows[] = {row<Fma<kBits, __half>>(), row<Fma<kBits, __nv_bfloat16>>(),
+                                      row<Fma<kBits, float>>()};
+
+Rows fma_rows() {
+  static constexpr auto kRows = join(kFmaRows<1>, kFmaRows<2>, kFmaRows<3>, kFmaRows<4>,
+                                     kFmaRows<5>, kFmaRows<6>, kFmaRows<7>, kFmaRows<8>);
+  return kRows;
+}
+
+}  // namespace jaxgemv::cuda
