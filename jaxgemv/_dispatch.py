@@ -99,8 +99,8 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
         return backend.gradient_rows
     if not rounds(platform, o, s):
         return backend.most_rows
-    codes, x = o.packed.shape[-2] * o.x.shape[-1], str(s.x_dtype or o.x.dtype)
-    return max(backend.most_rows, backend.rounded_rows(_capability(), codes, s.bits, x))
+    n, k, x = o.packed.shape[-2], o.x.shape[-1], str(s.x_dtype or o.x.dtype)
+    return max(backend.most_rows, backend.rounded_rows(_capability(), n, k, s.bits, x))
 
 
 # Of float32 x, which a GPU multiplies in TF32 then.
@@ -116,8 +116,10 @@ def rounds(platform: str, o: Operands, s: Static) -> bool:
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
     """Whether a kernel writes the weight where rows are too many for a product's: not of a table of codes."""
-    free = s.implementation is None and o.codebook is None
-    return platform == "cuda" and free and not backends["cuda"].missing
+    if platform is None or s.implementation is not None or o.codebook is not None:
+        return False
+    codes = o.packed.shape[-2] * (s.k or o.x.shape[-1])
+    return backends[platform].dequantizes(codes, str(s.x_dtype or o.x.dtype))
 
 
 def _capability() -> int:

@@ -55,8 +55,10 @@ class Backend(NamedTuple):
     epilogue_rows: int = 0
     # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0
-    # (compute capability, codes of a matrix, bits, dtype of x) -> most_rows where weights may be rounded to it.
-    rounded_rows: Callable[[int, int, int, str], int] = lambda *_: 0
+    # (compute capability, N, K, bits, dtype of x) -> most_rows where weights may be rounded to it.
+    rounded_rows: Callable[[int, int, int, int, str], int] = lambda *_: 0
+    # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.
+    dequantizes: Callable[[int, str], bool] = lambda *_: False
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
@@ -103,9 +105,8 @@ def _unusable(module) -> str | None:
 def _backend(module) -> Backend:
     kernels = (Kernel(*row) for row in module.kernels())
     kernels = tuple(k._replace(operands=frozenset(k.operands)) for k in kernels)
-    functions = {
-        name: getattr(module, name) for name in ("image_bytes", "rounded_rows") if hasattr(module, name)
-    }
+    names = "image_bytes", "rounded_rows", "dequantizes"
+    functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return Backend(kernels, **module.crossovers(), **functions)
 
 

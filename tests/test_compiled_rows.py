@@ -188,7 +188,7 @@ def test_rounding_kernel(hopper, x, most):
         assert kernel_calls(program) == 1
         assert temporaries(program) <= 1.2 * size * rows * K + SLACK // 16
     program = compiled(gemv, array(most + 1, K, dtype=x), w)
-    assert kernel_calls(program) == 1
+    assert kernel_calls(program) == (x != "float32")
     assert len(written(program, 2 * N * K)) == 1
 
 

@@ -55,15 +55,28 @@ def test_one_call(platform, rows):
 
 @with_kernels
 def test_many_rows_leave_the_kernel(platform):
-    """Unless it is asked for. On a GPU the weights are made by one of ours, unless XLA is asked for."""
+    """Unless it is asked for."""
     most = backends[platform].most_rows
     assert len(calls(lowered(platform, gemv, spec(most, K), weight()))) == 1
     x = spec(most + 1, K)
-    for implementation, ours in (None, platform == "cuda"), ("xla", False):
-        text = lowered(platform, partial(gemv, implementation=implementation), x, weight())
-        assert not calls(text)
-        assert len(dequantized(text)) == ours
+    assert not calls(lowered(platform, gemv, x, weight()))
     assert len(calls(lowered(platform, lambda x, w: gemv(x, w, implementation=platform), x, weight()))) == 1
+
+
+@with_kernels
+def test_weights_by_kernel(platform):
+    """On a GPU, of large matrices in 16 bits, and unless XLA is asked for."""
+    large = QuantizedTensor(packed=spec(1 << 14, 32, dtype="uint32"), scale=spec(1 << 14), bits=4)
+    for x, w, implementation, ours in (
+        ("bfloat16", large, None, True),
+        ("bfloat16", large, "xla", False),
+        ("float32", large, None, False),
+        ("bfloat16", weight(), None, False),
+    ):
+        f = partial(gemv, implementation=implementation)
+        text = lowered(platform, f, spec(backends[platform].most_rows + 1, K, dtype=x), w)
+        assert not calls(text)
+        assert len(dequantized(text)) == (ours and platform == "cuda")
 
 
 @with_kernels

@@ -30,6 +30,8 @@ def elsewhere(request, monkeypatch):
         yield XLA
     else:
         monkeypatch.setattr(_dispatch, "_capability", lambda: 0)  # no kernel that rounds weights
+        always = _dispatch.backends["cuda"]._replace(dequantizes=lambda *_: True)
+        monkeypatch.setitem(_dispatch.backends, "cuda", always)
         with on("cuda"), jax.default_matmul_precision("highest"):
             yield {}
             assert _ffi.last_kernel("cuda") == "dequantize"

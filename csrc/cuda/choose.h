@@ -26,16 +26,22 @@ constexpr bool has_many_columns(const Problem& problem) {
   return problem.M * (problem.x == Dtype::kF32 ? 2 : 1) > 16;
 }
 
-// Groups for which direct and mma_any have to make terms in the middle of their 128 codes, and rows of
-// which direct and mma take none.
-constexpr bool has_small_groups_or_odd_rows(const Problem& problem) {
-  return problem.K % kOctet != 0 || (problem.group % 128 != 0 && problem.group < problem.K);
+constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
+
+// Groups for which direct and mma_any have to make terms in the middle of their 128 codes.
+constexpr bool has_small_groups(const Problem& problem) {
+  return problem.group % 128 != 0 && problem.group < problem.K;
 }
-constexpr bool has_16_bit_x_and_small_groups(const Problem& problem) {
-  return problem.x != Dtype::kF32 && has_small_groups_or_odd_rows(problem);
+
+// What others are slow with or refuse, and fma takes as it takes all.
+constexpr bool has_small_groups_in_even_rows(const Problem& problem) {
+  return has_small_groups(problem) && !has_odd_rows(problem);
 }
-constexpr bool has_small_groups_and_few_rows(const Problem& problem) {
-  return problem.N <= 512 && has_16_bit_x_and_small_groups(problem);
+constexpr bool has_16_bit_x_and_small_groups_or_odd_rows(const Problem& problem) {
+  return problem.x != Dtype::kF32 && (has_small_groups(problem) || has_odd_rows(problem));
+}
+constexpr bool has_16_bit_x_and_small_groups_and_few_rows(const Problem& problem) {
+  return problem.N <= 512 && has_16_bit_x_and_small_groups_or_odd_rows(problem);
 }
 
 // Of which direct has several warps share a row, or not its fast case.
@@ -53,22 +59,29 @@ constexpr bool has_long_rows(const Problem& problem) {
 
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
 // made, and 0 where it is never. Below a number of weights it takes as long as for more; widths other
-// than 2, 3 and 4 take longer.
-constexpr Index gemm_rows(Index codes, int bits, Dtype x) {
-  const bool is_large = codes >= Index{1} << 25, is_fast = bits >= 2 && bits <= 4;
-  if (codes < Index{15} << 20 || !(is_large || is_fast || x == Dtype::kF32)) return 0;
-  return x == Dtype::kF32 ? 512 : is_large && is_fast ? 256 : 128;
+// than 2, 3 and 4 take longer; and XLA's product does where N or K is odd. "More rows than kernels take".
+constexpr Index gemm_rows(Index N, Index K, int bits, Dtype x) {
+  const bool is_large = N * K >= Index{1} << 25, is_fast = bits >= 2 && bits <= 4;
+  if (N * K < Index{15} << 20) return 0;
+  if (x == Dtype::kF32 || N % 8 != 0 || K % 8 != 0) return 512;
+  return is_large && is_fast ? 256 : is_large || is_fast ? 128 : 0;
 }
 constexpr bool is_for_gemm(const Problem& problem) {
-  return problem.M <= gemm_rows(problem.N * problem.K, problem.bits, problem.x);
+  return problem.M <= gemm_rows(problem.N, problem.K, problem.bits, problem.x);
+}
+
+// Whether `dequantize` is faster than XLA's loop, which takes as long to write float32, and is part of
+// the product for small matrices. "More rows than kernels take".
+constexpr bool is_for_dequantize(Index codes, Dtype x) {
+  return x != Dtype::kF32 && codes >= Index{1} << 22;
 }
 
 inline constexpr Crossover kCrossovers[] = {
     // Against direct: "One and two rows of any format".
     {"fma", 0, 1, 1, 1'000'000},
-    {"fma", 0, 1, 1, 1 << 20, has_small_groups_or_odd_rows},
-    {"fma", 0, 1, 2, 1 << 20, has_16_bit_x_and_small_groups},
-    {"fma", 0, 1, 4, 5 << 20, has_small_groups_and_few_rows},
+    {"fma", 0, 1, 1, 1 << 20, has_small_groups_in_even_rows},
+    {"fma", 0, 1, 2, 1 << 20, has_16_bit_x_and_small_groups_or_odd_rows},
+    {"fma", 0, 1, 4, 5 << 20, has_16_bit_x_and_small_groups_and_few_rows},
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
@@ -76,8 +89,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
     {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
     // Against direct, mma and mma_any: "One and two rows of any format".
-    {"fma", 0, 1, 1, kAnyRows, has_small_groups_or_odd_rows},
-    {"fma", 0, 1, 2, kAnyRows, has_16_bit_x_and_small_groups},
+    {"fma", 0, 1, 1, kAnyRows, has_small_groups_in_even_rows},
+    {"fma", 0, 1, 2, kAnyRows, has_16_bit_x_and_small_groups_or_odd_rows},
     {"fma", 0, 1, 1, 5 << 20, has_long_or_odd_rows},
     // Against wgmma, mma and mma_any: "Small matrices".
     {"direct", 0, 1, 16, 5 << 20},
@@ -106,9 +119,9 @@ inline constexpr Crossover kCrossovers[] = {
 // since the plain kernels for more have more warps.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
 
-// The same where weights may be rounded, of so many codes, on GPUs of compute capability `major`.
-constexpr Index most_rounded_rows(int major, Index codes, int bits, Dtype x) {
-  return std::max(kMostRows, major == 9 ? gemm_rows(codes, bits, x) : 0);
+// The same where weights may be rounded, on GPUs of compute capability `major`.
+constexpr Index most_rounded_rows(int major, Index N, Index K, int bits, Dtype x) {
+  return std::max(kMostRows, major == 9 ? gemm_rows(N, K, bits, x) : 0);
 }
 
 }  // namespace jaxgemv::cuda

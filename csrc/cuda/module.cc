@@ -26,12 +26,21 @@ NB_MODULE(_cuda, m) {
   };
   m.def(
       "rounded_rows",
-      [=](int major, int64_t codes, int bits, std::string_view x) {
-        return cuda::most_rounded_rows(major, codes, bits, dtype_of(x));
+      [=](int major, int64_t n, int64_t k, int bits, std::string_view x) {
+        return cuda::most_rounded_rows(major, n, k, bits, dtype_of(x));
       },
-      nanobind::arg("major"), nanobind::arg("codes"), nanobind::arg("bits"), nanobind::arg("x"),
-      "most_rows of crossovers() where weights may be rounded to x's dtype, of so many codes of "
-      "`bits` bits, on GPUs of compute capability `major`.x.");
+      nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("bits"),
+      nanobind::arg("x"),
+      "most_rows of crossovers() where weights (n, k) of `bits` bits may be rounded to x's dtype, "
+      "on "
+      "GPUs of compute capability `major`.x.");
+  m.def(
+      "dequantizes",
+      [=](int64_t codes, std::string_view x) {
+        return cuda::is_for_dequantize(codes, dtype_of(x));
+      },
+      nanobind::arg("codes"), nanobind::arg("x"),
+      "Whether a call without x is the faster way to so many weights of x's dtype.");
   m.def(
       "image_bytes",
       [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {

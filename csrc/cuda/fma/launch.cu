@@ -13,18 +13,18 @@ struct Layout {
 };
 
 // rows_n is `many` where that leaves enough work for all SMs, else `few`. As many lanes share a row as
-// make 16 warps an SM, but no more than there are blocks. (Fitted to all layouts of twenty products on
+// make 15 warps an SM, but no more than there are blocks. (Fitted to all layouts of twenty products on
 // an H200: docs/cuda-notes.md, "One and two rows of any format".)
 Layout layout_of(const Problem& problem, int few, int many, const Device& device) {
-  constexpr Index kLanes = 32 * 16, kMost = 32 * kMostWarps;
-  const Index blocks = ceil_div(problem.K, kBlock), wanted = kLanes * device.sms;
-  // float32 x is as much to read as the weights of two rows.
-  const Index least = wanted / (problem.x == Dtype::kF32 ? 10 : 3);
-  const bool enough = problem.N >= many && problem.N / many * blocks >= least;
+  constexpr Index kLanes = 32 * 15, kMost = 32 * kMostWarps;  // of an SM; of a row
+  const Index blocks = ceil_div(problem.K, kBlock), most = std::min(blocks, kMost);
+  // float32 x is as much to read as the weights of several rows.
+  const Index least = problem.x == Dtype::kF32 ? 200 : 250;  // lanes of an SM with a block each
+  const bool enough = problem.N >= many && problem.N / many * most >= least * device.sms;
   Layout layout{enough ? many : few, 0, 0, 4};
   const Index sets = ceil_div(problem.N, layout.rows_n) * problem.batch;
   int log = 3;
-  while (Index{1} << log < std::min({ceil_div(wanted, sets), blocks, kMost})) ++log;
+  while (Index{1} << log < std::min({ceil_div(kLanes * device.sms, sets), most})) ++log;
   const auto rounded_up = [&](int lanes) { return ceil_div(blocks, Index{1} << lanes) << lanes; };
   while (log > 3 && rounded_up(log - 1) * 10 <= rounded_up(log) * 9) --log;
   layout.log_lanes = std::min(log, log > 7 ? 5 : 4), layout.log_split = log - layout.log_lanes;
