@@ -66,8 +66,7 @@ class Rows {
       : from_(from) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows_[r] = reinterpret_cast<const uint32_t*>(from.packed + s * from.stack_bytes) +
-                 rows[r] * Index{from.row_words};
+      rows_[r] = from.row(s, rows[r]);
       scales_[r] = from.scale.row(s, rows[r]), shifts_[r] = from.shift.row(s, rows[r]);
     }
   }
