@@ -21,8 +21,8 @@ namespace jaxgemv {
 // with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
 // are (B, M, N / 2); rounded (true): see Problem. On CUDA a transposed call may leave x out: it is the
 // identity then, and y (B, N, K) the weights themselves; with k (int64), the K of these, rows of y may be
-// wider, which gives zeros. The other names in operands.h have no meaning yet:
-// the call refuses them, as it refuses what it has never heard of, until a kernel takes them.
+// wider, which gives zeros. The other names in operands.h have no meaning yet: the call refuses them,
+// as it refuses what it has never heard of, until a kernel takes them.
 struct Call {
   Problem problem;
   Operands operands;

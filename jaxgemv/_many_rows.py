@@ -45,8 +45,8 @@ def product(o: Operands, s: Static, *, platform: str | None) -> Array:
 
 def _pick(w: Mapping[str, Array], entry: Array | None, *, make: Callable) -> dict[str, Array]:
     """Of that entry of a stack, or of the one matrix, the weight (N, K or more), and bias."""
-    rest = {name: a for name, a in w.items() if name != "bias"}
-    bias = {name: a for name, a in w.items() if name == "bias"}
+    rest = dict(w)
+    bias = {"bias": rest.pop("bias")} if "bias" in rest else {}
     return {"weight": make(rest, entry), **_reference.pick(bias, entry)}
 
 

@@ -11,11 +11,6 @@ namespace jaxgemv::cuda {
 
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
-// The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
-constexpr bool has_16_bit_x_and_large_groups(const Problem& problem) {
-  return problem.x != Dtype::kF32 && (problem.group % 128 == 0 || problem.group >= problem.K);
-}
-
 // For 33 to 64 rows of float32 direct decodes the weights eight times.
 constexpr bool has_few_columns(const Problem& problem) {
   return problem.x != Dtype::kF32 || problem.M <= 32;
@@ -31,6 +26,11 @@ constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet 
 // Groups for which direct and mma_any have to make terms in the middle of their 128 codes.
 constexpr bool has_small_groups(const Problem& problem) {
   return problem.group % 128 != 0 && problem.group < problem.K;
+}
+
+// The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
+constexpr bool has_16_bit_x_and_large_groups(const Problem& problem) {
+  return problem.x != Dtype::kF32 && !has_small_groups(problem);
 }
 
 // What others are slow with or refuse, and fma takes as it takes all.

@@ -31,9 +31,8 @@ NB_MODULE(_cuda, m) {
       },
       nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("bits"),
       nanobind::arg("x"),
-      "most_rows of crossovers() where weights (n, k) of `bits` bits may be rounded to x's dtype, "
-      "on "
-      "GPUs of compute capability `major`.x.");
+      "most_rows of crossovers() where weights (n, k) may be rounded to x's dtype, on GPUs of "
+      "compute capability `major`.x.");
   m.def(
       "dequantizes",
       [=](int64_t codes, std::string_view x) {

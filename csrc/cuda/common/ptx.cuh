@@ -35,6 +35,35 @@ __device__ __forceinline__ uint2 load8(const void* p) {
   return v;
 }
 
+// kCount words, of which pieces of 16, 8 or 4 bytes are aligned; kStream: as load_stream where of 16.
+template <int kCount, bool kStream>
+__device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&to)[kCount]) {
+  constexpr int kPiece = kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kPiece) {
+    if constexpr (kPiece == 4) {
+      const uint4 v = kStream ? load_stream(from + i) : load16(from + i);
+      to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+    } else if constexpr (kPiece == 2) {
+      const uint2 v = load8(from + i);
+      to[i] = v.x, to[i + 1] = v.y;
+    } else {
+      to[i] = __ldg(from + i);
+    }
+  }
+}
+
+// Two numbers rounded to X, the first in the low half.
+template <typename X>
+__device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<X, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 // Copies 16 bytes to shared memory, past the registers and the L1, without waiting.
 __device__ __forceinline__ void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(

@@ -43,7 +43,10 @@ struct WeightSource {
   }
 };
 
-// Of groups of whole octets, and K below 2^18, so that group_of is exact.
+// K below which group_of is exact.
+inline constexpr Index kGroupedK = 1 << 18;
+
+// Of groups of whole octets.
 inline WeightSource weight_source_of(const Problem& problem, const Operands& operands) {
   const Index group = has_one_group(problem, operands) ? 0 : problem.group / kOctet;
   return {operands.packed,
@@ -54,6 +57,13 @@ inline WeightSource weight_source_of(const Problem& problem, const Operands& ope
           {source_of(operands.scale)},
           {source_of(operands.shift)},
           problem.affine};
+}
+
+// Whether no group ends inside `block` codes of a row, and 32 bits are enough for m, n and k.
+inline bool has_weight_source(const Problem& problem, const Operands& operands, int block) {
+  if (problem.K >= kGroupedK || problem.N >= (1 << 30) || problem.M >= (1 << 18)) return false;
+  if (problem.group % block != 0 && !has_one_group(problem, operands)) return false;
+  return is_aligned(operands.packed, 4);
 }
 
 }  // namespace jaxgemv::cuda

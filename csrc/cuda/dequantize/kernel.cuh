@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../common/codes.cuh"
+#include "../common/ptx.cuh"
 #include "../common/weight_source.cuh"
 
 namespace jaxgemv::cuda::dequantize {
@@ -19,15 +20,6 @@ constexpr int kMostRows = 4;
 template <typename T>
 inline constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
 
-__device__ __forceinline__ uint32_t pair_of(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ __forceinline__ uint32_t pair_of(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
 // 16 bytes at once, each weight rounded once.
 template <typename T>
 __device__ __forceinline__ void store(T* to, const float (&v)[kPiece<T>]) {
@@ -36,8 +28,8 @@ __device__ __forceinline__ void store(T* to, const float (&v)[kPiece<T>]) {
     piece = {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
              __float_as_uint(v[3])};
   else
-    piece = {pair_of(v[0], v[1], T{}), pair_of(v[2], v[3], T{}), pair_of(v[4], v[5], T{}),
-             pair_of(v[6], v[7], T{})};
+    piece = {rounded_pair<T>(v[0], v[1]), rounded_pair<T>(v[2], v[3]), rounded_pair<T>(v[4], v[5]),
+             rounded_pair<T>(v[6], v[7])};
   *reinterpret_cast<uint4*>(to) = piece;
 }
 

@@ -14,7 +14,7 @@ using Run = cudaError_t (*)(const Problem&, const Operands&, const Device&, cuda
 template <Format kFormat, int kBits, typename T>
 cudaError_t run_one(const Problem& problem, const Operands& operands, const Device& device,
                     cudaStream_t stream) {
-  constexpr Index kCodes = kPiece<T>, kMost = 1 << 18;  // of K, for weight_source_of
+  constexpr Index kCodes = kPiece<T>;
   const Index width = problem.y_width();
   if (!is_aligned(operands.packed, 4)) return cudaErrorMisalignedAddress;
   if (width % kCodes != 0 || !is_aligned(operands.y, 16) || width > INT_MAX / 2 ||
@@ -28,7 +28,7 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   p.K = static_cast<int>(problem.K), p.width = static_cast<int>(width);
   p.exponent = CodesInWords<kBits>::kExponent;
   p.group = static_cast<int>(std::min(problem.group, problem.K));
-  const bool plain = is_wide(operands.scale.dtype) && problem.K < kMost &&
+  const bool plain = is_wide(operands.scale.dtype) && problem.K < kGroupedK &&
                      (problem.group % kOctet == 0 || has_one_group(problem, operands));
   const Index columns = ceil_div(width, 32 * kCodes);
   const bool many = plain && ceil_div(problem.N, kWarps * kMostRows) * columns >= 2 * device.sms;

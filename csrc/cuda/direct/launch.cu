@@ -93,10 +93,8 @@ struct Direct {
 
   // Whole octets of x, no group boundary inside a block, and 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
-    if (problem.K >= (1 << 18) || problem.N >= (1 << 30) || problem.M >= (1 << 18)) return false;
-    if (problem.K % kOctet != 0 || !is_aligned(operands.x, 16)) return false;
-    if (problem.group % direct::kBlockK != 0 && !has_one_group(problem, operands)) return false;
-    return is_aligned(operands.packed, 4);
+    return problem.K % kOctet == 0 && is_aligned(operands.x, 16) &&
+           has_weight_source(problem, operands, direct::kBlockK);
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,

@@ -77,7 +77,7 @@ class Rows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if constexpr (kWhole) {
-        ask_whole(rows_[r] + octet(0) / 4 * kBits, words_[r]);
+        load_words<L::kWords, false>(rows_[r] + octet(0) / 4 * kBits, words_[r]);
       } else {
 #pragma unroll
         for (int i = 0; i < L::kOctets; ++i)
@@ -123,23 +123,6 @@ class Rows {
 
   __device__ __forceinline__ int octet(int i) const {
     return min(first_ + L::kStep * i, from_.octets - L::kOctets * kWhole - !kWhole);
-  }
-
-  static __device__ __forceinline__ void ask_whole(const uint32_t* from,
-                                                   uint32_t (&to)[L::kWords]) {
-    constexpr int kPiece = kBits % 4 == 0 ? 4 : kBits % 2 == 0 ? 2 : 1;  // words
-#pragma unroll
-    for (int w = 0; w < L::kWords; w += kPiece) {
-      if constexpr (kPiece == 4) {
-        const uint4 v = load16(from + w);
-        to[w] = v.x, to[w + 1] = v.y, to[w + 2] = v.z, to[w + 3] = v.w;
-      } else if constexpr (kPiece == 2) {
-        const uint2 v = load8(from + w);
-        to[w] = v.x, to[w + 1] = v.y;
-      } else {
-        to[w] = __ldg(from + w);
-      }
-    }
   }
 };
 

@@ -47,7 +47,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
 // Rows of the weights that share what is done to x, where there are enough of them: as many as
 // registers allow.
 template <int kBits, int kRowsM>
-inline constexpr int kManyRowsN = kRowsM == 4 || kBits > 6 || kRowsM* kBits > 8 ? 2 : 4;
+inline constexpr int kManyRowsN = kBits > 6 || kRowsM* kBits > 8 ? 2 : 4;
 
 }  // namespace fma
 
@@ -57,11 +57,9 @@ struct Fma {
   static constexpr KernelInfo kInfo{"fma",       Format::kAffine, kBits,
                                     kDtypeOf<X>, kRowsM,          kProductOperands};
 
-  // No group ends inside a block, and 32-bit m, n and k.
+  // A grid has 2^16 - 1 pairs of rows of x at most.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
-    if (problem.K >= (1 << 18) || problem.N >= (1 << 30) || problem.M >= (1 << 16)) return false;
-    if (problem.group % fma::kBlock != 0 && !has_one_group(problem, operands)) return false;
-    return is_aligned(operands.packed, 4);
+    return problem.M < (1 << 16) && has_weight_source(problem, operands, fma::kBlock);
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,

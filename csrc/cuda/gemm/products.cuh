@@ -41,15 +41,6 @@ __device__ __forceinline__ uint32_t to_tf32(float v) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
   return bits;
 }
-template <typename X>
-__device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
-  uint32_t pair;
-  if constexpr (std::is_same_v<X, __half>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 
 // The sums of a warp, rows g and g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
 template <int kBits, typename X>
