@@ -14,7 +14,7 @@ namespace jaxgemv {
 
 // The custom call, one for both products: arrays named by the attribute `operands`,
 // "x,packed,scale" say, in that order, and a result y. Those that are absent are not passed.
-//   x (B, M, K)   packed (S, N, words) uint32 or (S, N, bytes) uint8
+//   x (B, M, K)   packed (S, N, words) uint32, (S, N, bytes) uint8, or weights (S, N, K) of a float8
 //   scale, zero, offset (S | 1[, N[, G]])   codebook (S | 1, 2^bits)   norm (S | 1, K)
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
@@ -114,8 +114,11 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                 "(batch, M, K) transposed"));
 
   const ffi::DataType word = packed.element_type();
-  if (word != ffi::DataType::U32 && word != ffi::DataType::U8)
-    return ffi::Unexpected(invalid("Wq must be uint32 or uint8"));
+  const bool is_e4m3 = word == ffi::DataType::F8E4M3FN, is_e5m2 = word == ffi::DataType::F8E5M2;
+  if (word != ffi::DataType::U32 && word != ffi::DataType::U8 && !is_e4m3 && !is_e5m2)
+    return ffi::Unexpected(invalid("Wq must be uint32, uint8, float8_e4m3fn or float8_e5m2"));
+  if ((is_e4m3 || is_e5m2) && p.bits != 8)
+    return ffi::Unexpected(invalid("bits must be 8 for a float8 Wq"));
   const Index bytes = w_dims[2] * (word == ffi::DataType::U32 ? 4 : 1);
   if (bytes != row_bytes(p.K, p.bits))
     return ffi::Unexpected(invalid("the rows of Wq do not hold K codes"));
@@ -130,9 +133,13 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
       p.stack = each->dimensions()[0];
   o.packed_stack_stride = w_dims[0] > 1 ? p.N * bytes : 0;
 
-  if (!!zero + !!offset + !!codebook > 1)
-    return ffi::Unexpected(invalid("only one of zero, offset and codebook can be given"));
-  p.format = codebook ? Format::kCodebook : Format::kAffine;
+  if (!!zero + !!offset + !!codebook + is_e4m3 + is_e5m2 > 1)
+    return ffi::Unexpected(
+        invalid("only one of zero, offset, codebook and a float8 Wq can be given"));
+  p.format = codebook  ? Format::kCodebook
+             : is_e4m3 ? Format::kE4M3
+             : is_e5m2 ? Format::kE5M2
+                       : Format::kAffine;
   p.affine = zero ? Affine::kZero : offset ? Affine::kOffset : Affine::kSymmetric;
   if (!detail::to_param(scale, p, &o.scale))
     return ffi::Unexpected(invalid("scale has the wrong shape or dtype"));

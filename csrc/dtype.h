@@ -62,6 +62,9 @@ JAXGEMV_HD constexpr uint32_t bits_of_f16(uint32_t half) {
   return mantissa == 0 ? sign : sign | (log + 103) << 23 | (mantissa << (23 - log) & 0x7fffff);
 }
 
+// The upper half of a float16.
+JAXGEMV_HD constexpr uint32_t bits_of_e5m2(uint32_t byte) { return bits_of_f16(byte << 8); }
+
 // Of the float32 that an element is, whose bits are the low ones of `bits`.
 JAXGEMV_HD constexpr uint32_t float32_bits(uint32_t bits, Dtype dtype) {
   switch (dtype) {

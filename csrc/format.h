@@ -16,10 +16,12 @@
 
 namespace jaxgemv {
 
-// What a code stands for: itself, in an affine map with a scale, or an entry of a table.
-enum class Format : uint8_t { kAffine, kCodebook };
+// What a code stands for: itself, in an affine map with a scale; an entry of a table; or, of 8 bits, the
+// float8 of those bits.
+enum class Format : uint8_t { kAffine, kCodebook, kE4M3, kE5M2 };
 
-inline constexpr const char* kFormatNames[] = {"affine", "codebook"};
+inline constexpr const char* kFormatNames[] = {"affine", "codebook", "float8_e4m3fn",
+                                               "float8_e5m2"};
 
 // Every offset is computed in 64 bits: a stack of experts passes 2^31 elements easily.
 using Index = int64_t;

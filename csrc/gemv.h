@@ -6,6 +6,7 @@
 //   w[s, n, k] = (q[s, n, k] - zero[s, n, k / group]) * scale[s, n, k / group]
 //              or q[s, n, k] * scale[...] + offset[...]
 //              or codebook[s, q[s, n, k]] * scale[...]
+//              or float8(q[s, n, k]) * scale[...]
 //
 // With norm, x * rsqrt(mean(x^2) + eps) * norm takes the place of x. An activation is applied to y
 // behind the bias, then residual is added. A gated one makes act(y[n]) * y[n + N / 2] of the N rows
@@ -24,7 +25,7 @@ namespace jaxgemv {
 
 // How codes become weights; says what `shift` holds.
 enum class Affine : uint8_t {
-  kSymmetric,  // (q - 2^(bits - 1)) * scale, no shift array; codebook[q] * scale
+  kSymmetric,  // no shift array: (q - 2^(bits - 1)) * scale, or value of q * scale in other formats
   kZero,       // (q - shift) * scale
   kOffset,     // q * scale + shift
 };

@@ -35,8 +35,10 @@ inline constexpr OperandSet kEpilogueOperands =
 // Of a kernel that takes `set` with integer codes, what it takes with those of another format.
 constexpr OperandSet with_format(OperandSet set, Format format) {
   constexpr OperandSet kShifts = OperandSet::of(Operand::kZero, Operand::kOffset);
-  return format == Format::kAffine ? set
-                                   : set.without(kShifts) | OperandSet::of(Operand::kCodebook);
+  if (format == Format::kAffine) return set;
+  const OperandSet table =
+      format == Format::kCodebook ? OperandSet::of(Operand::kCodebook) : OperandSet{};
+  return set.without(kShifts) | table;
 }
 
 // The rows of x of a slice, first <= M <= last, the most codes in the matrices of all slices, and

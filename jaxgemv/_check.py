@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from jaxgemv._tensor import QuantizedTensor
 
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32)
-ONE_BYTE = (jnp.float8_e4m3fn, jnp.float8_e8m0fnu)
+ONE_BYTE = (jnp.float8_e4m3fn, jnp.float8_e8m0fnu)  # of scales
+FLOAT8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)  # of weights
 
 
 def as_array(op: str, name: str, a) -> Array:
@@ -69,12 +70,15 @@ def check_group_size(op: str, group_size) -> None:
 
 def check_packed(op: str, name: str, packed, bits: int, k: int, why: str) -> None:
     """Raises unless the rows of `packed` hold exactly k codes."""
-    if packed.dtype not in (jnp.uint32, jnp.uint8):
+    if packed.dtype in FLOAT8 and bits == 8:
+        width = k
+    elif packed.dtype in (jnp.uint32, jnp.uint8):
+        width = words_per_row(k, bits) * 4 // packed.dtype.itemsize
+    else:
         hint = "; pack codes with jaxgemv.pack" if jnp.issubdtype(packed.dtype, jnp.integer) else ""
         raise TypeError(
             f"{op}: {name} must be uint32, or uint8 with the same bytes{hint}; got {packed.dtype}"
         )
-    width = words_per_row(k, bits) * 4 // packed.dtype.itemsize
     if packed.ndim < 1 or packed.shape[-1] != width:
         lead = "..." if packed.ndim != 2 else "N"
         raise ValueError(f"{op}: {name} must have shape ({lead}, {width}){why}; got {tuple(packed.shape)}")
@@ -103,6 +107,10 @@ def check_weight(
         array = getattr(w, field)
         if array is not None:
             groups[field] = _check_parameter(op, prefix + field, array, w)
+    if w.packed.dtype in FLOAT8:
+        for field in ("zero", "offset", "codebook"):
+            if getattr(w, field) is not None:
+                raise ValueError(f"{op}: {field} must be None for weights of {w.packed.dtype}; got an array")
     if w.codebook is not None:
         if w.zero is not None or w.offset is not None:
             raise ValueError(f"{op}: codebook excludes zero and offset")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxgemv import _around
-from jaxgemv._check import ONE_BYTE
+from jaxgemv._check import FLOAT8, ONE_BYTE
 from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
 
@@ -33,8 +33,14 @@ def kernels_for(platform: str, o: Operands, s: Static) -> list[Kernel]:
 
 
 def _find(platform: str, o: Operands, s: Static) -> list[Kernel]:
-    format = "affine" if o.codebook is None else "codebook"
-    return backends[platform].find(s.bits, o.x.dtype, s.k is not None, format)
+    return backends[platform].find(s.bits, o.x.dtype, s.k is not None, format_of(o))
+
+
+def format_of(o: Operands) -> str:
+    """What a code stands for, by the names of csrc/format.h."""
+    if o.packed.dtype in FLOAT8:
+        return str(o.packed.dtype)
+    return "affine" if o.codebook is None else "codebook"
 
 
 def fuses(platform: str, o: Operands, s: Static) -> bool:
@@ -110,13 +116,13 @@ _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 def rounds(platform: str, o: Operands, s: Static) -> bool:
     """Whether a kernel may round each weight to x's dtype, as the matmul in its place would."""
     wide = (s.x_dtype or o.x.dtype) == np.float32
-    affine = o.codebook is None and s.k is None
+    affine = format_of(o) == "affine" and s.k is None
     return platform == "cuda" and o.many and affine and (not wide or s.precision in _TF32)
 
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
-    """Whether a kernel writes the weight where rows are too many for a product's: not of a table of codes."""
-    if platform is None or s.implementation is not None or o.codebook is not None:
+    """Whether a kernel writes the weight where rows are too many for a product's."""
+    if platform is None or s.implementation is not None or format_of(o) != "affine":
         return False
     codes = o.packed.shape[-2] * (s.k or o.x.shape[-1])
     return backends[platform].dequantizes(codes, str(s.x_dtype or o.x.dtype))
@@ -136,7 +142,7 @@ def shared_rows(platform: str, o: Operands, s: Static) -> int:
 
 def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | None:
     """What a kernel needs to write to besides its result, for x (B, M, K): an image of it; None for nothing."""
-    if s.k is not None or o.codebook is not None:
+    if s.k is not None or format_of(o) != "affine":
         return None
     # Under jax.export rows may be symbolic, and then may be many.
     rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20

@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
     """
 
     name: str
-    format: str  # what a code stands for: "affine" or "codebook"
+    format: str  # what a code stands for, of csrc/format.h: "affine", say
     bits: int
     x: str
     rows: int

@@ -15,7 +15,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from jaxgemv._check import as_array, check_bits, check_packed, words_per_row
+from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
 
 _SIGNED_CODES = ("int2", "int4", "int8")
 
@@ -125,13 +125,15 @@ def pad_last(a: Array, count: int) -> Array:
 
 def weights(packed, scale, zero=None, offset=None, codebook=None, *, bits, group, k) -> Array:
     """float32 (..., N, K) from checked arrays; `group` None when one group spans the row."""
-    codes = _unpack(jnp.asarray(packed), bits=bits, k=k)
+    packed = jnp.asarray(packed)
+    is_float8 = packed.dtype in FLOAT8
+    codes = packed[..., :k] if is_float8 else _unpack(packed, bits=bits, k=k)
     if codebook is not None:
         q = _look_up(jnp.asarray(codebook).astype(jnp.float32), codes)
     else:
         q = codes.astype(jnp.float32)
     wide = partial(spread, ndim=codes.ndim, group=group, k=k)
-    if codebook is None and offset is None:
+    if codebook is None and offset is None and not is_float8:
         q = q - (np.float32(1 << bits - 1) if zero is None else wide(zero))
     w = q * wide(scale)
     return w if offset is None else w + wide(offset)

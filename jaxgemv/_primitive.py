@@ -14,8 +14,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxgemv import _around, _dispatch, _grouped, _many_rows, _reference
-from jaxgemv._check import ONE_BYTE
+from jaxgemv._check import FLOAT8, ONE_BYTE
 from jaxgemv._ffi import TARGET, backends
+from jaxgemv._format import pad_last
 from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
 from jaxgemv._sharding import auto, explicit
 
@@ -129,8 +130,9 @@ batching.primitive_batchers[gemv_p] = lambda args, dims, **params: explicit.batc
 def _jvp(primals, tangents, *, tree, s: Static):
     o: Operands = tree.unflatten(primals)
     moving = {name: t for name, t in tree.unflatten(tangents).items().items() if type(t) is not ad.Zero}
+    moving.pop("packed", None)  # of float8, which has no room for a derivative
     if o.scale is not None and o.scale.dtype in ONE_BYTE:
-        moving.pop("scale", None)  # has no room for a derivative
+        moving.pop("scale", None)
     at = {name: getattr(o, name) for name in moving}
     if _around.has_parts(o, s) and moving:
         return jax.jvp(lambda d: _around.compose(bind, o._replace(**d), s), (at,), (moving,))
@@ -214,6 +216,8 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     rounds = _dispatch.rounds(platform, o, s)
     if rounds and s.x_dtype is not None:
         o = o._replace(x=o.x.astype(s.x_dtype))
+    if o.packed.dtype in FLOAT8:  # to whole words
+        o = o._replace(packed=pad_last(o.packed, -o.packed.shape[-1] % 4))
     given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}
     if o.residual is not None:
         given["residual"] = o.residual.reshape(batch, rows, width)

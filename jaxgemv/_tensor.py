@@ -13,7 +13,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv._check import ONE_BYTE, as_array, as_index, check_bits, check_weight
+from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_index, check_bits, check_weight
 from jaxgemv._format import pack, weights
 
 # Arrays of a tensor, in the order of its fields; and those of them that rows of the weight have for themselves.
@@ -26,10 +26,12 @@ _BY_ROW = ("packed", "scale", "zero", "offset", "global_scale")
 class QuantizedTensor:
     """A weight of shape (..., N, K) stored as b-bit codes; a pytree, so it scans, stacks and shards.
 
-    `w[n, k] = (q[n, k] - zero[n, k // g]) * scale[n, k // g]`, or `q * scale + offset`, or `codebook[q] * scale`.
+    `w[n, k] = (q[n, k] - zero[n, k // g]) * scale[n, k // g]`, or `q * scale + offset`, or `codebook[q] * scale`, or,
+    where `packed` is of a float8 dtype, `packed * scale`.
     Leading dimensions are stacks (layers, experts), and every array leads with them.
 
-    - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes.
+    - packed: uint32 (..., N, ceil(K b / 32)), or uint8 with the same bytes. Or float8_e4m3fn or float8_e5m2
+      (..., N, K); bits may then be left out.
     - scale: float16, bfloat16, float32, float8_e4m3fn or float8_e8m0fnu; (...,), (..., N) or (..., N, G) with
       G = ceil(K / g). None only for exact integer products.
     - zero: float16, bfloat16 or float32, shaped like scale, or an integer array; None means the mid code 2^(b-1),
@@ -51,9 +53,13 @@ class QuantizedTensor:
     codebook: Array | None = None
     global_scale: Array | None = None
     perm: Array | None = None
-    bits: int
+    bits: int = None  # pyright: ignore[reportAssignmentType]  only of a float8 packed, for which it becomes 8
     group_size: int | None = None
     k: int | None = None
+
+    def __post_init__(self):
+        if self.bits is None and getattr(self.packed, "dtype", None) in FLOAT8:
+            object.__setattr__(self, "bits", 8)
 
     __array_ufunc__ = None  # so that numpy's `x @ w.T` asks us
 
