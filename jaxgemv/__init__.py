@@ -2,6 +2,7 @@
 
 from jaxgemv import _extensions as _extensions  # first: says what to do where nothing has been built
 from jaxgemv import reference as reference
+from jaxgemv._activations import quantize_activations as quantize_activations
 from jaxgemv._config import EXPORT_CHECKS as EXPORT_CHECKS
 from jaxgemv._config import __version__ as __version__
 from jaxgemv._config import show_config as show_config

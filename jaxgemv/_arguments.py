@@ -20,6 +20,7 @@ class Asked(NamedTuple):
     bias: Any = None
     activation: str | None = None
     residual: Any = None
+    x_scale: Any = None
     out_dtype: Any = None
     implementation: str | None = None
 
@@ -56,12 +57,12 @@ def check_integer_product(op: str, w: QuantizedTensor, asked: Asked) -> None:
         raise TypeError(f"{op}: zero must be an integer array when scale is None; got {w.zero.dtype}")
     if w.offset is not None or w.codebook is not None or asked.bias is not None:
         raise ValueError(f"{op}: offset, codebook and bias need scale; got scale=None")
-    if asked.activation or asked.residual is not None or w.global_scale is not None:
-        raise ValueError(f"{op}: activation, residual and global_scale need scale; got scale=None")
+    if asked.activation or any(a is not None for a in (asked.residual, asked.x_scale, w.global_scale)):
+        raise ValueError(f"{op}: activation, residual, x_scale and global_scale need scale; got scale=None")
 
 
 def check_parts(op: str, asked: Asked, x: Array, shape, index: Array | None, name: str) -> dict[str, Array]:
-    """norm, bias and residual, those that are given, as Operands takes them. shape: of the weight or its words."""
+    """norm, bias, x_scale and residual, those given, as Operands takes them. shape: of the weight or its words."""
     n, k = shape[-2], x.shape[-1]
     known = (*_around.ACTIVATIONS, *_around.GATED)
     if asked.activation is not None and asked.activation not in known:
@@ -78,6 +79,8 @@ def check_parts(op: str, asked: Asked, x: Array, shape, index: Array | None, nam
             checked[part] = _check_vector(op, part, a, width, stack)
     if "norm" in checked and x.dtype not in FLOATS:
         raise TypeError(f"{op}: x must be {names_of(FLOATS)} for norm; got {x.dtype}")
+    if asked.x_scale is not None:
+        checked["x_scale"] = _check_x_scale(op, asked.x_scale, x)
     if asked.residual is not None:
         residual = check_float(op, "residual", asked.residual)
         expected = (*x.shape[:-1], n // 2 if gated else n)
@@ -87,6 +90,23 @@ def check_parts(op: str, asked: Asked, x: Array, shape, index: Array | None, nam
             )
         checked["residual"] = jnp.asarray(residual)
     return checked
+
+
+def _check_x_scale(op: str, x_scale, x: Array) -> Array:
+    """(..., groups of x); 1 for one a row."""
+    if x.dtype != jnp.int8:
+        raise TypeError(f"{op}: x must be int8 for x_scale; got {x.dtype}")
+    x_scale = jnp.asarray(check_float(op, "x_scale", x_scale, (jnp.float32,)))
+    if x_scale.ndim == 0:
+        return jnp.broadcast_to(x_scale, (*x.shape[:-1], 1))
+    lead, k = tuple(x.shape[:-1]), x.shape[-1]
+    groups = x_scale.shape[-1]
+    if x_scale.shape[:-1] != lead or groups == 0 or k % groups:
+        expected = ", ".join(map(str, (*lead, "G")))
+        raise ValueError(
+            f"{op}: x_scale must have shape () or ({expected}) with G a divisor of K = {k}; got {x_scale.shape}"
+        )
+    return x_scale
 
 
 def _check_vector(op: str, name: str, a, width: int, stack: int | None) -> Array:

@@ -1,4 +1,5 @@
-"""The parts around a product: RMSNorm and a permutation before it, scale, bias, activation and residual behind it.
+"""The parts around a product: scales, RMSNorm and a permutation of x before it; scales, bias, activation and residual
+behind it.
 
 They are one definition for all: the reference, dense weights, and kernels, around which they are composed as long as
 these do not fuse them. In float32, and rounded once at the end.
@@ -30,7 +31,7 @@ def is_gated(activation: str | None) -> bool:
 
 def has_parts(o: Operands, s: Static) -> bool:
     return s.activation is not None or any(
-        a is not None for a in (o.norm, o.perm, o.global_scale, o.residual)
+        a is not None for a in (o.norm, o.perm, o.global_scale, o.x_scale, o.residual)
     )
 
 
@@ -53,18 +54,21 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
 def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
     """What `compose` asks of the product; of x shape and dtype."""
     o, rest = split(o)
-    x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if o.norm is None else jnp.dtype(jnp.float32))
+    same = o.norm is None and o.x_scale is None
+    x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if same else jnp.dtype(jnp.float32))
     return _within(o, x), inner(o, rest, s)
 
 
 def _within(o: Operands, x) -> Operands:
-    return o._replace(x=x, norm=None, perm=None)
+    return o._replace(x=x, norm=None, perm=None, x_scale=None)
 
 
 def split(o: Operands) -> tuple[Operands, Operands]:
     """(x, the weight and what comes before the product; what comes behind it)"""
     behind = dict(global_scale=o.global_scale, residual=o.residual, index=o.index)
-    if o.global_scale is not None:  # which does not multiply the bias
+    if o.x_scale is not None and o.x_scale.shape[-1] == 1:
+        behind["x_scale"] = o.x_scale
+    if o.global_scale is not None or "x_scale" in behind:  # which do not multiply the bias
         behind["bias"] = o.bias
     rest = Operands(x=None, packed=None)._replace(**behind)
     return o._replace(**{name: None for name in behind if name != "index"}), rest
@@ -72,7 +76,7 @@ def split(o: Operands) -> tuple[Operands, Operands]:
 
 def inner(o: Operands, rest: Operands, s: Static) -> Static:
     """Of the product inside, from what `split` gives."""
-    behind = s.activation or rest.global_scale is not None or rest.residual is not None
+    behind = s.activation or any(a is not None for a in (rest.global_scale, rest.x_scale, rest.residual))
     return s._replace(
         activation=None,
         eps=0.0,
@@ -82,8 +86,11 @@ def inner(o: Operands, rest: Operands, s: Static) -> Static:
 
 
 def before(o: Operands, s: Static) -> Array:
-    """x as the product takes it: normalised, in float32, and in the order of the codes."""
+    """x as the product takes it: scaled by group or normalised, in float32, and in the order of the codes."""
     x = o.x
+    if o.x_scale is not None:
+        groups = x.reshape(*o.x_scale.shape, x.shape[-1] // o.x_scale.shape[-1])
+        x = (groups.astype(jnp.float32) * o.x_scale[..., None]).reshape(x.shape)
     if o.norm is not None:
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + s.eps)
@@ -99,6 +106,8 @@ def before(o: Operands, s: Static) -> Array:
 def after(y: Array, rest: Operands, s: Static) -> Array:
     """From what the product gives, in float32, to the result."""
     entry = partial(_entry, o=rest, ndim=y.ndim)
+    if rest.x_scale is not None:
+        y = y * rest.x_scale
     if rest.global_scale is not None:
         y = y * entry(rest.global_scale).astype(jnp.float32)
     if rest.bias is not None:

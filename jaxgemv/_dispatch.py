@@ -62,6 +62,8 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
     if _around.has_parts(o, s):  # which are composed around a kernel
         o, s = _around.inside(o, s)
         return why_no_kernel(platform, o, s)
+    if floats := float_x(o):
+        return why_no_kernel(platform, o._replace(x=jax.ShapeDtypeStruct(o.x.shape, floats)), s)
     kind = "kernel" if s.k is None else "kernel for gradients"
     found = [] if o.scale is None else _find(platform, o, s)
     if found:
@@ -71,6 +73,14 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
     link = "for" if s.k is None else "with"
     scale = " without scale" if o.scale is None else ""
     return f"the {platform} backend has no {kind} {link} bits = {s.bits} and x of dtype {o.x.dtype}{scale}"
+
+
+def float_x(o: Operands) -> np.dtype | None:
+    """For integer x with scales, a dtype that holds it and that kernels take: of 16 bits, but not for so many rows that
+    weights would be rounded to it."""
+    if o.x.dtype != np.int8 or o.scale is None:
+        return None
+    return np.dtype(np.float32 if o.many else np.float16)
 
 
 def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: Static) -> str | None:

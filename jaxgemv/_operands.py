@@ -14,7 +14,7 @@ class Operands(NamedTuple):
     x is (*P, *L, K). Without index, P is empty, and the weight is one matrix: packed (N, words), scale, zero and
     offset (), (N,) or (N, G), codebook (2^b,), global_scale () or (N,), perm and norm (K,), bias (N,). With index,
     int32 (*P), each of these has a leading stack dimension, S or 1, and slice p of x meets entry index[p]. That one
-    operand serves layers, experts, and vmap over weights. residual is of the result's shape.
+    operand serves layers, experts, and vmap over weights. residual is of the result's shape, x_scale (*P, *L, G).
     """
 
     x: Any

@@ -61,6 +61,7 @@ def gemv(
     bias: ArrayLike | None = None,
     activation: str | None = None,
     residual: ArrayLike | None = None,
+    x_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
     implementation: str | None = None,
@@ -77,6 +78,8 @@ def gemv(
     - activation: "relu", "silu", "gelu" (by tanh) or "gelu_exact" of the sum; or "swiglu", "geglu" for a w of 2 F rows:
       `silu(y[..., :F]) * y[..., F:]`, or gelu, (..., F).
     - residual: float, of the result's shape, added last. The result is rounded once.
+    - x_scale: float32, only for int8 x: (), or (..., G) for G groups of x along K, 1 for one scale a row. The result is
+      that of `x * x_scale`. See `jaxgemv.quantize_activations`.
     - out_dtype: float16, bfloat16 or float32; x's dtype by default. For int8 x, float32, or int32 when w.scale is
       None, which gives the exact sum of x * (q - zero).
     - out_sharding: of the result, on a mesh with Explicit axes; by default that of x's leading dimensions and of N.
@@ -89,7 +92,7 @@ def gemv(
     Raises TypeError for dtypes, ValueError for shapes and values, while tracing; NotImplementedError for a combination
     that the named implementation lacks, while tracing or lowering.
     """
-    asked = Asked(index, norm, eps, bias, activation, residual, out_dtype, implementation)
+    asked = Asked(index, norm, eps, bias, activation, residual, x_scale, out_dtype, implementation)
     if isinstance(w, QuantizedTensor):
         return _gemv("gemv", x, w, asked, out_sharding, prefix="w.")
     return _dense("gemv", x, w, asked, out_sharding)

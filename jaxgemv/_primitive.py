@@ -200,6 +200,8 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     fused = platform and not reason and own is None and _dispatch.fuses(platform, o, s)
     if _around.has_parts(o, s) and not fused:
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
+    if platform and not reason and not _dispatch.kernels_for(platform, o, s):
+        return lowered(lambda *args: _in_floats(tree.unflatten(args), s))
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
     if platform and not reason:
@@ -208,6 +210,11 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
         many = _many_rows.takes(o, s)
         run = partial(_many_rows.product, platform=platform) if many else _reference.product
     return lowered(lambda *args: run(tree.unflatten(args), s))
+
+
+def _in_floats(o: Operands, s: Static) -> Array:
+    """Integer x where there is only a kernel for floats."""
+    return bind(o._replace(x=o.x.astype(_dispatch.float_x(o))), s)
 
 
 def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:

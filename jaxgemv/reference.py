@@ -18,6 +18,7 @@ def gemv(
     bias: ArrayLike | None = None,
     activation: str | None = None,
     residual: ArrayLike | None = None,
+    x_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Array:
@@ -34,6 +35,7 @@ def gemv(
         bias=bias,
         activation=activation,
         residual=residual,
+        x_scale=x_scale,
         out_dtype=out_dtype,
         out_sharding=out_sharding,
         implementation="reference",

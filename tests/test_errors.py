@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxgemv
-from jaxgemv import QuantizedTensor, gemv, gemv_int4, reference
+from jaxgemv import QuantizedTensor, gemv, gemv_int4, quantize_activations, reference
 from jaxgemv._ffi import TARGET
 
 f32, i32, i8, u8, u32 = jnp.float32, jnp.int32, jnp.int8, jnp.uint8, jnp.uint32
@@ -214,6 +214,68 @@ def test_integer_products():
     bias = np.zeros(6, np.float32)
     check(ValueError, "gemv: offset, codebook and bias need scale; got scale=None", gemv, x, w, bias=bias)
     check(TypeError, "gemv: scale must be an array for x of dtype float32; got None", gemv, X, w)
+
+
+X8, X_SCALES = a(2, 64, dtype=i8), "x_scale must have shape () or (2, G) with G a divisor of K = 64"
+
+INT8_X = (
+    (TypeError, "x must be int8 for x_scale; got float32", {"x": X, "x_scale": np.float32(1)}),
+    (TypeError, "x_scale must be float32; got float16", {"x_scale": np.zeros((2, 1), np.float16)}),
+    (ValueError, f"{X_SCALES}; got (2,)", {"x_scale": np.zeros((2,), np.float32)}),
+    (ValueError, f"{X_SCALES}; got (2, 3)", {"x_scale": np.zeros((2, 3), np.float32)}),
+    (ValueError, f"{X_SCALES}; got (2, 0)", {"x_scale": np.zeros((2, 0), np.float32)}),
+    (ValueError, f"{X_SCALES}; got (1, 1)", {"x_scale": np.zeros((1, 1), np.float32)}),
+    (
+        TypeError,
+        "x must be float16, bfloat16 or float32 for norm; got int8",
+        {"norm": np.zeros(64, np.float32)},
+    ),
+    (TypeError, "out_dtype must be one of float16, bfloat16, float32; got int32", {"out_dtype": "int32"}),
+    (
+        ValueError,
+        "activation, residual, x_scale and global_scale need scale; got scale=None",
+        {"w": tensor(scale=None), "x_scale": np.float32(1)},
+    ),
+    (
+        ValueError,
+        "activation, residual, x_scale and global_scale need scale; got scale=None",
+        {"w": tensor(scale=None), "activation": "relu"},
+    ),
+    (
+        TypeError,
+        "x must be one of float16, bfloat16, float32; got int8",
+        {"w": a(6, 64), "x_scale": np.float32(1)},
+    ),
+)
+
+
+@pytest.mark.parametrize(("error", "text", "given"), INT8_X, ids=[text[:40] for _, text, _ in INT8_X])
+@pytest.mark.parametrize("f", [gemv, reference.gemv])
+def test_int8_x(f, error, text, given):
+    given = {"x": X8, "w": W} | given
+    check(error, "gemv: " + text, f, given.pop("x"), given.pop("w"), **given)
+
+
+FLOAT8 = (
+    (ValueError, "zero must be None for weights of float8_e4m3fn; got an array", {"zero": ZERO}),
+    (ValueError, "codebook must be None for weights of float8_e4m3fn; got an array", {"codebook": a(256)}),
+    (ValueError, "w.packed must have shape (N, 64) for x with K = 64; got (6, 60)", {"k": 60}),
+)
+
+
+@pytest.mark.parametrize(("error", "text", "given"), FLOAT8, ids=[text[:40] for _, text, _ in FLOAT8])
+def test_float8(error, text, given):
+    given = dict(given)
+    packed = a(6, given.pop("k", 64), dtype=jnp.float8_e4m3fn)
+    check(error, "gemv: " + text, gemv, X, QuantizedTensor(packed=packed, scale=SCALE, **given))
+
+
+def test_quantize_activations():
+    op = "quantize_activations: "
+    check(TypeError, op + "x must be one of float16, bfloat16, float32; got int8", quantize_activations, X8)
+    check(ValueError, op + "group_size must divide K = 64; got 48", quantize_activations, X, group_size=48)
+    text = "group_size must be a positive integer or None; got 0"
+    check(ValueError, op + text, quantize_activations, X, group_size=0)
 
 
 def test_dense():

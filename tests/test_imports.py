@@ -19,7 +19,7 @@ LEVELS = (
     {"_tensor", "_reference", "_dispatch"},
     {"_quantize", "_arguments", "_sharding", "_many_rows"},
     {"_primitive"},
-    {"_ops"},
+    {"_ops", "_activations"},
     {"_config", "reference"},
     {"jaxgemv"},
     {"flax", "formats"},
@@ -95,6 +95,7 @@ def test_public_names():
     functions = {f"gemv_int{bits}" for bits in range(1, 9)} | {
         "gemv",
         "quantize",
+        "quantize_activations",
         "dequantize",
         "pack",
         "unpack",

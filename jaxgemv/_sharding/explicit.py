@@ -73,9 +73,9 @@ def _over_mesh(o: Operands, *, product, s: Static, mesh, out) -> Array:
     if _around.has_parts(o, s):
         o, rest = _around.split(o)
         within = _around.inner(o, rest, s)
-        if o.norm is not None or o.perm is not None:
+        if any(a is not None for a in (o.norm, o.perm, o.x_scale)):
             o = o._replace(x=_by_rows(partial(_around.before, s=s), o, mesh))
-        o = o._replace(norm=None, perm=None)
+        o = o._replace(norm=None, perm=None, x_scale=None)
     y = _cut(o, product, within, mesh)
     if rest is not None:
         y = _after(y, rest, s, mesh)
@@ -102,9 +102,9 @@ def _cut(o: Operands, product, s: Static, mesh) -> Array:
 def _by_rows(f: Callable[[Operands], Array], o: Operands, mesh) -> Array:
     """f(o) of the same shape as x, of which each device has whole rows, and all of what goes with them."""
     lead = _held(o.x)[:-1]
-    o = Operands(x=o.x, packed=None, norm=o.norm, perm=o.perm, index=o.index)
+    o = Operands(x=o.x, packed=None, norm=o.norm, perm=o.perm, x_scale=o.x_scale, index=o.index)
     dims = {name: ((),) * a.ndim for name, a in o.items().items()}
-    dims |= {"x": (*lead, ()), "index": lead[: o.prefix]}
+    dims |= {"x": (*lead, ()), "x_scale": (*lead, ()), "index": lead[: o.prefix]}
     specs = _specs({name: dims[name] for name in o.items()})
     return _mapped(f, (o,), (specs,), spec_of((*lead, ())), mesh)
 
@@ -114,7 +114,7 @@ def _after(y: Array, rest: Operands, s: Static, mesh) -> Array:
     *lead, n = _held(y)
     gated = _around.is_gated(s.activation)
     own = () if gated else n
-    dims = {"residual": (*lead, own), "index": tuple(lead[: rest.prefix])}
+    dims = {"residual": (*lead, own), "x_scale": (*lead, ()), "index": tuple(lead[: rest.prefix])}
     for name, a in rest.items().items():
         by_row = a.ndim == 1 + (rest.index is not None) and a.shape[-1] > 1
         dims.setdefault(name, (*((),) * (a.ndim - 1), own) if by_row else ((),) * a.ndim)
