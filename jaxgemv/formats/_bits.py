@@ -1,0 +1,23 @@
+"""Codes to packed words in numpy, which needs no device and no compilation for each shape."""
+
+import numpy as np
+
+_AT_ONCE = 1 << 20  # codes: what is made on the way takes eight bytes for each
+
+
+def packed_words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """uint32 (..., ceil(K b / 32)) of codes (..., K) below 2^b, of any integer dtype."""
+    *lead, k = codes.shape
+    rows = codes.reshape(-1, k)
+    octets, width = -(-k // 8), -(-k * bits // 32) * 4
+    packed = np.zeros((rows.shape[0], max(width, octets * bits)), np.uint8)
+    shifts = np.arange(8, dtype=np.uint64) * np.uint64(bits)
+    step = max(1, _AT_ONCE // k)
+    for first in range(0, rows.shape[0], step):
+        some = rows[first : first + step]
+        whole = np.zeros((len(some), octets * 8), np.uint64)
+        whole[:, :k] = some
+        words = np.bitwise_or.reduce(whole.reshape(len(some), octets, 8) << shifts, axis=-1)
+        octet_bytes = words.astype("<u8").view(np.uint8).reshape(len(some), octets, 8)[..., :bits]
+        packed[first : first + step, : octets * bits] = octet_bytes.reshape(len(some), -1)
+    return np.ascontiguousarray(packed[:, :width]).view("<u4").reshape(*lead, width // 4)

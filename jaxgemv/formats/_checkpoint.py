@@ -1,0 +1,53 @@
+"""`Checkpoint`: the tensors of a file or a folder by name, each made when it is asked for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgemv._tensor import QuantizedTensor
+
+
+class Entry(NamedTuple):
+    """A tensor that has not been read. nbytes: in the file. load: raises NotImplementedError for what has no form here."""
+
+    shape: tuple[int, ...]
+    format: str  # as its family calls it: "Q4_K", "gptq int4", "bfloat16"
+    nbytes: int
+    load: Callable[[], QuantizedTensor | np.ndarray]
+
+
+class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
+    """The tensors of a checkpoint; opened by `jaxgemv.formats.open`.
+
+    Indexing reads one: arrays are views of the mapped file where its bytes are in our format, and are made anew
+    otherwise, each time. Pass them to a jitted function as arguments: closed over they would become constants of the
+    program.
+
+    - config: of the model, as its family has it (config.json, or the keys of its architecture in a GGUF file).
+    - metadata: all else that the file says about itself.
+    - entries: name to shape, format and bytes, without reading.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], config: Mapping[str, Any], metadata: Mapping[str, Any]):
+        self.entries, self.config, self.metadata = dict(entries), dict(config), dict(metadata)
+
+    def __getitem__(self, name: str) -> QuantizedTensor | np.ndarray:
+        return self.entries[name].load()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of {len(self)} tensors>"
+
+
+class Options(NamedTuple):
+    """Those of `open`. scale_dtype: of scales and offsets that the file has no 16-bit ones of. requantize: arguments of
+    `jaxgemv.quantize` for what has no form here, or None to refuse it."""
+
+    scale_dtype: np.dtype | None = None
+    requantize: Mapping[str, Any] | None = None
