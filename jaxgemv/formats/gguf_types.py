@@ -1,7 +1,7 @@
 """The block types of GGUF: how each becomes codes, scales and offsets.
 
-Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/llama.cpp. A row of K weights is K / block blocks
-of `size` bytes; bit for bit what `gguf.quants.dequantize` makes of them.
+Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/llama.cpp. A row of K weights is K / block
+blocks of `size` bytes; bit for bit what `gguf.quants.dequantize` makes of them.
 """
 
 from collections.abc import Callable
