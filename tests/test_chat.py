@@ -55,7 +55,8 @@ def write(path: Path, architecture: str, rng, kind=None) -> dict[str, np.ndarray
     writer = gguf.GGUFWriter(path, architecture)
     for add, value in (
         ("block_count", layers_of(architecture)), ("context_length", 512), ("embedding_length", WIDTH),
-        ("feed_forward_length", FF), ("head_count", HEADS), ("head_count_kv", KV), ("key_length", DIM), ("layer_norm_rms_eps", 1e-6),
+        ("feed_forward_length", FF), ("head_count", HEADS), ("head_count_kv", KV), ("key_length", DIM),
+        ("layer_norm_rms_eps", 1e-6),
         ("rope_freq_base", 5000.0), ("sliding_window", 3), ("tokenizer_model", "gpt2"), ("tokenizer_pre", "qwen2"),
         ("token_list", vocabulary), ("token_types", [1] * 257 + [3, 3]), ("token_merges", ["h e"]),
         ("eos_token_id", 258), ("bos_token_id", 257), ("add_bos_token", False), ("chat_template", TEMPLATE),
