@@ -263,3 +263,29 @@ def test_unknown(example, rng, tmp_path):
     write(tmp_path / "m.gguf", "falcon", rng)
     with pytest.raises(ValueError, match="the model must be one of llama, qwen2, qwen3, gemma3; got falcon"):
         example("checkpoints").open_model(tmp_path / "m.gguf", jnp.float32)
+
+
+@pytest.mark.numerics
+def test_default_model(example, on_cpu, monkeypatch, capsys):
+    """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart).
+
+    llama.cpp: ik-llama-cpp-python 0.1.5, one token at a time.
+    """
+    checkpoints, chat, model = example("checkpoints"), example("chat"), example("model")
+    try:
+        path = checkpoints.default_model()
+    except OSError as error:
+        pytest.skip(str(error))
+    question = "What is the capital of France?"
+    monkeypatch.setattr(sys, "argv", ["chat.py", "--context", "256", question])
+    chat.main()
+    assert capsys.readouterr().out.endswith("The capital of France is Paris.\n")
+
+    params, config, tokenizer = checkpoints.open_model(path, jnp.float32)
+    text = (EXAMPLES.parent / "LICENSE").read_text()[:3000]
+    ids = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids[:512]
+    y, _ = jax.jit(model.forward, static_argnames=("config", "linear"))(
+        params, jnp.asarray(ids), config, gemv
+    )
+    log_p = np.asarray(jax.nn.log_softmax(y[:-1]))[np.arange(511), ids[1:]]
+    np.testing.assert_allclose(-log_p.mean(), 2.76624, rtol=0.005)
