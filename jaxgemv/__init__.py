@@ -1,6 +1,7 @@
 """Low-bit matrix-vector products for JAX, at the speed at which memory delivers the weights."""
 
 from jaxgemv import _extensions as _extensions  # first: says what to do where nothing has been built
+from jaxgemv import codebooks as codebooks
 from jaxgemv import reference as reference
 from jaxgemv._config import EXPORT_CHECKS as EXPORT_CHECKS
 from jaxgemv._config import __version__ as __version__
