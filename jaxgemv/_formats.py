@@ -14,7 +14,7 @@ GroupSize = int | None | Literal["default"]
 
 
 class Format(NamedTuple):
-    """What `format=` decides. codebook: its name in `jaxgemv.codebooks`; None for the codes that floats of 8 bits are."""
+    """What `format=` decides. codebook: its name in `jaxgemv.codebooks`; None for float8_e4m3fn as it lies."""
 
     codebook: str | None
     group_size: int | None
@@ -44,9 +44,7 @@ FORMATS = {
 METHODS = ("mse", "minmax")
 
 
-def resolve(
-    op: str, format: str | None, bits: int | None, group_size: GroupSize
-) -> tuple[int, int | None]:
+def resolve(op: str, format: str | None, bits: int | None, group_size: GroupSize) -> tuple[int, int | None]:
     """Bits and group size as they are given, or as the format or the defaults of `quantize` have them."""
     if bits is not None:
         check_bits(op, bits)
@@ -60,7 +58,9 @@ def resolve(
     if group_size == "default":
         return known.bits, known.group_size
     if group_size != known.group_size and not known.any_group:
-        raise ValueError(f"{op}: group_size must be {known.group_size} for format={format!r}; got {group_size}")
+        raise ValueError(
+            f"{op}: group_size must be {known.group_size} for format={format!r}; got {group_size}"
+        )
     return known.bits, group_size
 
 

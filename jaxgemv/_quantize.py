@@ -1,6 +1,7 @@
 """From a float weight to a `QuantizedTensor`."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,15 +38,15 @@ def quantize(
     - bits: 1 to 8; 4 by default.
     - group_size: codes along K that share a scale: scale (..., N, ceil(K / g)). None: one per row, scale (..., N).
       128 by default.
-    - format: "nf4", "fp4", "mxfp4", "nvfp4", "iq4_nl", "fp8" or "mxfp8", which decides bits and group size and, of
-      those with scales of one byte, the scale's dtype (docs/format.md). Those of 4 bits have one of the tables of
-      `jaxgemv.codebooks`. `packed` is float8_e4m3fn (..., N, K) for "fp8", whose group_size may be given (None by
-      default), and "mxfp8". "nvfp4" has a global_scale, the largest magnitude / (448 * 6), one for each entry of a stack.
-    - symmetric: no zero array, the middle code is 0. Not with a format, where 0.0 is always a value or near to one.
+    - format: "nf4", "fp4", "mxfp4", "nvfp4", "iq4_nl", "fp8" or "mxfp8" decides bits and group size, and of scales of
+      one byte the dtype (docs/format.md). Those of 4 bits have a codebook of `jaxgemv.codebooks`. For "fp8", whose
+      group_size may be given (None by default), and "mxfp8", `packed` is float8_e4m3fn (..., N, K). "nvfp4" has a
+      global_scale, the largest magnitude / (448 * 6), one for each entry of a stack.
+    - symmetric: no zero array, the middle code is 0. Not with a format, none of which has a zero.
     - method: "mse" looks for the scale, and the fractional zero, with the least squared error in each group; "minmax"
       takes the whole range of the group, with an integer zero, the code of 0.0, and for "mxfp4", "mxfp8" and
       "nvfp4" gives MLX's bytes. No group comes out worse by "mse".
-    - importance: float (K,), finite and >= 0, the mean square of each input, say: weights the squared error. "mse" only.
+    - importance: float (K,), finite and >= 0, the mean square of each input, say: weights the squared error of "mse".
     - scale_dtype: float16, bfloat16 or float32, also of zero; the weight's dtype by default.
 
     With bits=1 a group becomes plus and minus its mean magnitude (zero = 0.5), by either method. A group with NaN or
@@ -87,11 +88,15 @@ def _checked_importance(importance, method: str, k: int):
     if not jnp.issubdtype(importance.dtype, jnp.floating):
         raise TypeError(f"quantize: importance must be a float array; got {importance.dtype}")
     if importance.shape != (k,):
-        raise ValueError(f"quantize: importance must have shape ({k},), one for each input; got {importance.shape}")
+        raise ValueError(
+            f"quantize: importance must have shape ({k},), one for each input; got {importance.shape}"
+        )
     if not isinstance(importance, Tracer | jax.ShapeDtypeStruct):
         values = np.asarray(importance, np.float32)
         if not (np.isfinite(values) & (values >= 0)).all():
-            raise ValueError(f"quantize: importance must be finite and >= 0; got {values.min()} to {values.max()}")
+            raise ValueError(
+                f"quantize: importance must be finite and >= 0; got {values.min()} to {values.max()}"
+            )
     return jnp.asarray(importance)
 
 
@@ -139,7 +144,7 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
         packed=packed,
         scale=scale,
         zero=zero,
-        codebook=jnp.broadcast_to(of.values, (*lead[:-1], 16)) if codebook else None,
+        codebook=jnp.broadcast_to(of.values, (*lead[:-1], 16)) if of and codebook else None,
         global_scale=global_scale,
         **static(bits, group_size, k, is_float8=packed.dtype == jnp.float8_e4m3fn),
     )
@@ -160,7 +165,9 @@ def _by_rows(f, weight):
         a = jnp.moveaxis(a, 0, at + 1)
         return a.reshape(*lead, -1, *a.shape[at + 2 :])[(slice(None),) * at + (slice(n),)]
 
-    every = lax.map(lambda i: f(lax.dynamic_index_in_dim(rows, i, at + 1, keepdims=False)), jnp.arange(blocks))
+    every = lax.map(
+        lambda i: f(lax.dynamic_index_in_dim(rows, i, at + 1, keepdims=False)), jnp.arange(blocks)
+    )
     return jax.tree.map(joined, every)
 
 
@@ -171,7 +178,7 @@ def _global_scale(weight, largest):
     return jnp.where(scale == 0, 1, scale)
 
 
-def static(bits: int, group_size: int | None, k: int, *, is_float8: bool) -> dict[str, int | None]:
+def static(bits: int, group_size: int | None, k: int, *, is_float8: bool) -> dict[str, Any]:
     """What the arrays of a tensor cannot tell."""
     g = min(group_size or k, k)
     return {

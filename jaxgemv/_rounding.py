@@ -14,7 +14,7 @@ from jax import Array, lax
 
 _E4M3_LARGEST, _E4M3_NAN, _E8M0_NAN = 0x7E, 0x7F, 0xFF  # bytes
 # How much smaller, or larger, than min-max's a scale may be; for tables whose ends differ, with either sign.
-_FACTORS = np.linspace(1.15, 0.7, 10, dtype=np.float32)
+_FACTORS = np.linspace(1.15, 0.7, 8, dtype=np.float32)
 _NEIGHBOURS = {"float8_e4m3fn": range(-3, 7), "float8_e8m0fnu": range(-1, 2)}  # of a byte
 
 
@@ -32,7 +32,7 @@ def affine(
     """uint8 codes, scale, zero (None if symmetric), so that `(codes - zero) * scale` is near to groups.
 
     min-max: 0.0 is always a code, so that a padded or pruned weight stays 0.
-    mse: of 5 x 5 ranges, each end drawn in by up to 0.4 / bits of the range, the best; its line then fitted to its codes.
+    mse: of 5 x 5 ranges, each end drawn in by up to 0.4 / bits of the range, the best; its line fitted to its codes.
     """
     top, mid = (1 << bits) - 1, 1 << bits - 1
     largest, least = groups.max(axis=-1), groups.min(axis=-1)
@@ -43,7 +43,7 @@ def affine(
         scale = jnp.maximum(high / (mid - 1), low / -mid)
     else:
         scale = (high - low) / top
-    scale = _stored(jnp.where(jnp.isfinite(high - low), scale, jnp.nan), dtype)
+    scale = _stored(jnp.where(_finite(groups), scale, jnp.nan), dtype)
     if bits == 1:
         zero = jnp.full_like(scale, 0.5)
     elif symmetric:
@@ -86,11 +86,21 @@ def affine(
         best = _least(groups, importance, scales, values, fitted=fitted)
     scale, zero = best
     keeps_zero = not symmetric or bits == 1
-    return codes(scale, zero).astype(jnp.uint8), scale.astype(dtype), zero.astype(dtype) if keeps_zero else None
+    return (
+        codes(scale, zero).astype(jnp.uint8),
+        scale.astype(dtype),
+        zero.astype(dtype) if keeps_zero else None,
+    )
 
 
 def table(
-    groups: Array, importance: Array | None, *, values: np.ndarray, dtype, mse: bool, global_scale: Array | None = None
+    groups: Array,
+    importance: Array | None,
+    *,
+    values: np.ndarray,
+    dtype,
+    mse: bool,
+    global_scale: Array | None = None,
 ) -> tuple[Array, Array]:
     """uint8 codes and scale, so that `values[codes] * scale` is near to groups, times global_scale (...,) if given.
 
@@ -99,8 +109,7 @@ def table(
     next power of two that leaves nothing out (e8m0), as MLX does. mse: other factors, or bytes near that one.
     """
     largest = np.nanmax(np.abs(values))
-    magnitude = jnp.abs(groups).max(axis=-1)
-    magnitude = jnp.where(jnp.isfinite(magnitude), magnitude, jnp.nan)
+    magnitude = jnp.where(_finite(groups), jnp.abs(groups).max(axis=-1), jnp.nan)
     if dtype == jnp.float8_e8m0fnu:
         scales = _bytes(_power_of_two(magnitude, largest), dtype, 0xFE)
     elif dtype == jnp.float8_e4m3fn:
@@ -135,7 +144,9 @@ def table(
     return nearest(scale, np.arange(len(values), dtype=np.uint8)), stored
 
 
-def _least(groups, importance, scales: Scales, values, step=lambda scale: scale, fitted=None) -> tuple[Array, ...]:
+def _least(
+    groups, importance, scales: Scales, values, step=lambda scale: scale, fitted=None
+) -> tuple[Array, ...]:
     """Of each group the candidate with the least squared error: the first of those that are alike."""
 
     def with_error(found):
@@ -161,13 +172,20 @@ def _stored(a: Array, dtype) -> Array:
     return lax.optimization_barrier(a.astype(dtype)).astype(jnp.float32)
 
 
+def _finite(groups: Array) -> Array:
+    # Asked of each weight: the maximum of a group with NaN need not be NaN on a CPU.
+    return jnp.isfinite(groups).all(axis=-1)
+
+
 def _divisor(scale: Array) -> Array:
-    """A group of zeros, or one too small for the scale's dtype, has scale 0, and becomes exact zeros."""
+    """1 for 0: a group of zeros, or one too small for the scale's dtype, has scale 0, and becomes exact zeros."""
     return jnp.where(scale == 0, 1, scale)
 
 
 def _mean(a: Array, importance: Array | None) -> Array:
-    return a.mean(axis=-1) if importance is None else jnp.sum(a * importance, axis=-1) / importance.sum(axis=-1)
+    if importance is None:
+        return a.mean(axis=-1)
+    return jnp.sum(a * importance, axis=-1) / _divisor(importance.sum(axis=-1))
 
 
 def _slope(a: Array, b: Array, importance: Array | None) -> Array:
