@@ -1,6 +1,7 @@
 """method="mse": what it promises of each group, on normal and on real weights."""
 
 import importlib.util
+import re
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from tolerance import assert_equal
 
 from jaxgemv import _quantize, dequantize, quantize
@@ -72,16 +75,14 @@ def test_no_group_is_worse_than_by_minmax(kind, weights, request):
         assert found.sum() < 0.98 * least.sum()
 
 
-@pytest.mark.parametrize(
-    "kind", [*KINDS[:4], {"format": "nf4"}, {"format": "nvfp4"}, {"format": "fp8"}], ids=name_of
-)
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], {"format": "nvfp4"}, {"format": "fp8"}], ids=name_of)
 def test_same_bytes_for_either_axis(kind, weight):
     expected = quantize(weight, **kind)
     assert_equal(quantize(weight, **kind), expected)
     assert_equal(quantize(np.ascontiguousarray(weight.T), in_axis=0, **kind), expected)
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], {"format": "iq4_nl"}], ids=["int3", "iq4_nl"])
+@pytest.mark.parametrize("kind", [{"format": "iq4_nl"}], ids=["iq4_nl"])
 def test_same_bytes_under_jit(kind, weight):
     found = jax.jit(lambda a: quantize(a.T, **kind))(np.ascontiguousarray(weight.T))
     assert_equal(found, quantize(weight, **kind))
@@ -97,9 +98,26 @@ def test_some_rows_at_a_time(kind, rng):
         assert_equal(w[i], quantize(stack[i], **kind))
 
 
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    ("axes", "spec"), [("Explicit", P("x", None)), ("Auto", P(None, "x"))], ids=["N", "K"]
+)
+def test_shards_stay_where_they_are(axes, spec, rng):
+    """Also where some rows are taken at a time: of each shard some."""
+    weight = rng.standard_normal((768, 1024)).astype(np.float32)
+    assert weight.size > _quantize._BLOCK
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType[axes],), devices=jax.devices("cpu"))
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(quantize).lower(put := jax.device_put(weight, NamedSharding(mesh, spec))).compile()
+        w = compiled(put)
+    assert w.packed.sharding.spec == spec
+    assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", compiled.as_text())
+    assert_equal(jax.tree.map(np.asarray, w), jax.tree.map(np.asarray, quantize(weight)))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "in_axis"),
-    [({"bits": 4}, "float32", 0), ({"format": "nf4"}, "bfloat16", 0), ({"format": "nvfp4"}, "float32", -1)],
+    [({"bits": 4}, "float32", 0), ({"format": "nvfp4"}, "bfloat16", 0)],
     ids=str,
 )
 def test_memory(kind, dtype, in_axis):
@@ -131,21 +149,11 @@ def test_zeros_stay_zeros(kind, weight):
     assert not np.asarray(dequantize(quantize(np.zeros_like(weight), **kind), jnp.float32)).any()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [{"bits": 4}, {"format": "nf4"}],
-    ids=name_of,
-)
-def test_a_short_group_is_as_if_alone(kind, weight):
-    group = FORMATS[kind["format"]].group_size if "format" in kind else 128
-    whole = quantize(weight[:, : group + 20], **kind)
-    alone = quantize(weight[:, group : group + 20], **kind)
-    np.testing.assert_allclose(dequantize(whole)[:, group:], dequantize(alone), rtol=1e-3, atol=1e-4)
-    # Not to the bit, as the sums are other ones; but neither is better.
-    one, other = (
-        squares(whole, weight[:, : group + 20])[:, -1],
-        squares(alone, weight[:, group : group + 20])[:, 0],
-    )
+def test_a_short_group_is_as_if_alone(weight):
+    """Not to the bit, as the sums are other ones; but neither is better."""
+    whole, alone = weight[:, :148], weight[:, 128:148]
+    one = squares(quantize(whole, bits=4), whole)[:, -1]
+    other = squares(quantize(alone, bits=4), alone)[:, 0]
     np.testing.assert_allclose(one, other, rtol=1e-3)
 
 
@@ -185,8 +193,8 @@ def test_importance(kind, weight):
 
 def test_importance_under_jit(weight):
     importance = np.linspace(0, 2, 512, dtype=np.float32)
-    expected = quantize(weight, importance=importance)
-    assert_equal(jax.jit(lambda w, i: quantize(w, importance=i))(weight, importance), expected)
+    expected = quantize(weight, importance=importance, **KINDS[0])
+    assert_equal(jax.jit(lambda w, i: quantize(w, importance=i, **KINDS[0]))(weight, importance), expected)
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=name_of)
