@@ -22,13 +22,13 @@ both = pytest.mark.parametrize("exact", [True, False], ids=["exact", "rounded"])
 
 
 @cache  # instruction sets share it
-def problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool) -> list[tuple]:
+def problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool, format="affine") -> list[tuple]:
     """Of each case a product, its answer and what errors are relative to.
 
     No x is so near zero that fixed point, which some kernels make of it, would lose of it what float32 keeps.
     """
     rng = np.random.default_rng(20251)
-    made = [make(rng, bits, x, case, exact=exact) for case in cases]
+    made = [make(rng, bits, x, case, exact=exact, format=format) for case in cases]
     if not exact:
         least = [np.copysign(np.maximum(np.abs(p.x), p.x.dtype.type(2**-10)), p.x) for p in made]
         made = [dataclasses.replace(p, x=x) for p, x in zip(made, least, strict=True)]
@@ -71,7 +71,7 @@ def rounds(kernel, p: Problem) -> bool:
 def test_values(kernel, exact):
     """Results in float32, so that rounding to x's dtype does not hide a wrong code."""
     cases = tuple(must_take(kernel))
-    problems = problems_of(kernel.bits, kernel.x, cases, exact)
+    problems = problems_of(kernel.bits, kernel.x, cases, exact, kernel.format)
     ys = products([(p.x, p.tensor, p.bias) for p, *_ in problems], kernel.backend)
     jax.block_until_ready(ys)
     assert_ran(kernel)
@@ -81,11 +81,11 @@ def test_values(kernel, exact):
 
 
 @cache
-def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool) -> list[tuple]:
+def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool, format: str) -> list[tuple]:
     rng = np.random.default_rng(20251)
     made = []
     for case in cases:
-        p, shape = make(rng, bits, x, case, exact=exact), (case.m, case.n)
+        p, shape = make(rng, bits, x, case, exact=exact, format=format), (case.m, case.n)
         ct = rng.integers(-2, 3, shape) if exact else rng.standard_normal(shape)
         ct = np.asarray(ct).astype(p.x.dtype)
         wide = np.asarray(ct, np.float64)
@@ -97,7 +97,7 @@ def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bo
 def test_transposed(transposed_kernel, exact):
     kernel = transposed_kernel
     cases = tuple(must_take(kernel, transposed=True))
-    problems = transposed_problems_of(kernel.bits, kernel.x, cases, exact)
+    problems = transposed_problems_of(kernel.bits, kernel.x, cases, exact, kernel.format)
     args = [(ct, p.tensor) for p, ct, *_ in problems]
     ys = transposed_products(args, tuple(p.k for p, *_ in problems), kernel.backend)
     jax.block_until_ready(ys)
@@ -112,16 +112,16 @@ IDS = np.array([2, -1, 0, STACK], np.int32)
 
 
 @cache
-def stack_of(bits: int, x: str, case: Case) -> tuple[list[Problem], QuantizedTensor]:
+def stack_of(bits: int, x: str, case: Case, format: str) -> tuple[list[Problem], QuantizedTensor]:
     rng = np.random.default_rng(20251)
-    problems = [make(rng, bits, x, case, exact=True) for _ in range(STACK)]
+    problems = [make(rng, bits, x, case, exact=True, format=format) for _ in range(STACK)]
     return problems, jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
 
 
 def test_index(kernel, rng):
     """One entry of a stack for all rows, and one for each slice of them; out of range gives NaN."""
     case = next(case for case in must_take(kernel) if case.bias and case.group != "row")
-    problems, w = stack_of(kernel.bits, kernel.x, case)
+    problems, w = stack_of(kernel.bits, kernel.x, case, kernel.format)
     biases = np.stack([p.bias for p in problems])
     x = rng.integers(-2, 3, (len(IDS), case.m, case.k)).astype(problems[0].x.dtype)
     args = [(x, w, biases, IDS), (x[0], w, biases, np.int32(1)), (x[1], w, biases[2], np.int32(0))]
@@ -146,7 +146,7 @@ def test_transposed_index(transposed_kernel, rng):
     """Out of range gives NaN, which does not depend on x: no gradient."""
     kernel = transposed_kernel
     case = must_take(kernel, transposed=True)[1]
-    problems, w = stack_of(kernel.bits, kernel.x, case)
+    problems, w = stack_of(kernel.bits, kernel.x, case, kernel.format)
     ct = rng.integers(-2, 3, (len(IDS), case.m, case.n)).astype(problems[0].x.dtype)
     y = transposed(ct, w, case.k, kernel.backend, index=IDS)
     jax.block_until_ready(y)

@@ -27,7 +27,7 @@ struct AmxBf16 {
   static constexpr int kRows = kAllRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts.without(OperandSet::of(Operand::kNorm));
-  static constexpr bool takes(Dtype x) { return x != Dtype::kF32; }
+  static constexpr bool takes(Dtype x) { return x == Dtype::kF16 || x == Dtype::kBF16; }
   static constexpr int kBits = C::kBits, kSteps = C::kSteps, kCodes = kTileWords * kSteps;
   static constexpr Index kBytes = 2 * kTileWords;
 

@@ -57,6 +57,10 @@ extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPort
 constexpr OperandSet kAllParts =
     kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale);
 
+// What those of int8 x take.
+constexpr OperandSet kInt8Parts =
+    kAllParts.without(OperandSet::of(Operand::kNorm)) | OperandSet::of(Operand::kXScale);
+
 // Rows of the weight that kernels take at a time, in a row block.
 constexpr int kRowBlock = 32;
 // Elements of x beyond these powers of two are left to f32_panel where x is bfloat16: their parts or

@@ -46,9 +46,9 @@ template <typename C, bool kWhole, bool kOneRow>
     for (const Index stop = min_of(end, blocks); block < stop; ++block) {
       if (block == body_blocks)
         for (int r = 0; r < kDecoded; ++r) at[r] = w_rows.tail[r];
-      Ints units[kDecoded];
+      decltype(load_units<C>(at[0])) units[kDecoded];
       for (int r = 0; r < kDecoded; ++r) {
-        units[r] = load_units<C::kBits>(at[r]);
+        units[r] = load_units<C>(at[r]);
         at[r] += B::kBytes;
       }
       const auto add = [&](int i) __attribute__((always_inline)) {

@@ -2,7 +2,8 @@
 // format is a specialisation here for each main loop that is to have it, and rows in isa/kernels.h.
 // Under the rule of that file: internal linkage.
 //
-// All have kFormat, kBits, and kMid, the value that stands for a weight of 0 in Affine::kSymmetric.
+// All have kFormat, kBits, kShifted, whether scaled values are shifted, and kMid, the value that stands
+// for a weight of 0 in Affine::kSymmetric.
 // An object is made for a stack entry of a call, and may hold a table of it.
 #pragma once
 
@@ -16,7 +17,9 @@ namespace {
 // What a main loop multiplies weights with.
 enum class XKind {
   kFloats,      // float32: f32_panel.h, transposed.h
+  kBlocks,      // float32 in the order of blocks.h: f32_dot.h
   kSlices,      // slices of fixed-point numbers, of kSliceBits: int8_dot.h
+  kParts,       // words of several codes: int8_panel.h
   kPairs,       // pairs of bfloat16: bf16_panel.h
   kTileFloats,  // AMX tiles of bfloat16: amx_bf16.h
   kTileSlices,  // AMX tiles of int8 slices: amx_int8.h
@@ -31,10 +34,23 @@ concept Exists = requires { C::kMid; };
 template <int kCodeBits>
 struct AffineCodes {
   static constexpr Format kFormat = Format::kAffine;
+  static constexpr bool kShifted = true;
   static constexpr int kBits = kCodeBits;
   static constexpr float kMid = mid_code(kBits);
 
   AffineCodes(const Problem&, const Operands&, Index /*stack*/) {}
+};
+
+// Of formats whose codes stand for floats: weights are these times a scale.
+template <Format kOf, int kCodeBits>
+struct FloatCodes {
+  static constexpr Format kFormat = kOf;
+  static constexpr bool kShifted = false;
+  static constexpr int kBits = kCodeBits;
+  static constexpr float kMid = 0;
+
+  FloatCodes() = default;
+  FloatCodes(const Problem&, const Operands&, Index /*stack*/) {}
 };
 
 // Values of codes, which lie in the lowest bits of lanes with anything above them.
@@ -52,6 +68,37 @@ struct Codes<Format::kAffine, kBits, XKind::kFloats> : AffineCodes<kBits> {
     Floats values = {};
     for (int j = 0; j < kLanes; ++j) values[j] = j % (1 << kBits);
     return values;
+  }
+};
+
+// Entries of a table, which repeats itself where a vector holds more.
+template <int kBits>
+struct Codes<Format::kCodebook, kBits, XKind::kFloats> : FloatCodes<Format::kCodebook, kBits> {
+  static constexpr int kEntries = 1 << kBits;
+  static constexpr bool kLookup = kEntries <= kLookupSize;
+  float table[kEntries > kLanes ? kEntries : kLanes];
+
+  Codes(const Problem&, const Operands& o, Index stack) {
+    const Param& book = o.codebook;
+    read_floats(book.dtype, book.data, stack * book.stack_stride, kEntries, table);
+    for (int i = kEntries; i < kLanes; ++i) table[i] = table[i - kEntries];
+  }
+  Floats convert(Ints codes, bool = false) const { return lookup<kEntries>(table, codes); }
+  Floats all() const { return load_floats(table); }
+};
+
+// at(from): codes that are neighbours in memory.
+template <Format kFloat8>
+  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+struct Codes<kFloat8, 8, XKind::kFloats> : FloatCodes<kFloat8, 8> {
+  using FloatCodes<kFloat8, 8>::FloatCodes;
+  static constexpr bool kLookup = false;
+  static Floats convert(Ints codes, bool = false) {
+    return kFloat8 == Format::kE4M3 ? floats_of_e4m3(codes) : floats_of_e5m2(codes);
+  }
+  static Floats at(const uint8_t* bytes) {
+    const char* from = reinterpret_cast<const char*>(bytes);
+    return kFloat8 == Format::kE4M3 ? e4m3_at(from) : e5m2_at(from);
   }
 };
 

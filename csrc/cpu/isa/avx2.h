@@ -21,6 +21,23 @@ inline Floats lookup(Floats table, Ints index) {
   return (Floats)_mm256_permutevar8x32_ps((__m256)table, (__m256i)index);
 }
 
+template <int kSize>
+inline Floats lookup(const float* table, Ints index) {
+  const __m256i i = (__m256i)index;
+  const auto of_8 = [&](const float* part) {
+    return _mm256_permutevar8x32_ps(_mm256_loadu_ps(part), i);
+  };
+  if constexpr (kSize <= kLanes) {
+    return (Floats)of_8(table);
+  } else if constexpr (kSize == 2 * kLanes) {
+    const __m256 is_upper = _mm256_castsi256_ps(_mm256_slli_epi32(i, 28));  // by bit 3
+    return (Floats)_mm256_blendv_ps(of_8(table), of_8(table + kLanes), is_upper);
+  } else {
+    const __m256i place = _mm256_and_si256(i, _mm256_set1_epi32(kSize - 1));
+    return (Floats)_mm256_i32gather_ps(table, place, 4);
+  }
+}
+
 inline Ints widen_bytes(const uint8_t* from) {
   return (Ints)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
 }

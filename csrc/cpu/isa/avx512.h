@@ -22,6 +22,26 @@ inline Floats lookup(Floats table, Ints index) {
   return (Floats)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, (__m512)table);
 }
 
+template <int kSize>
+inline Floats lookup(const float* table, Ints index) {
+  const __m512i i = (__m512i)index;
+  const auto of_32 = [&](const float* half) {
+    return _mm512_maskz_permutex2var_ps(0xffff, _mm512_loadu_ps(half), i,
+                                        _mm512_loadu_ps(half + kLanes));
+  };
+  if constexpr (kSize <= kLanes) {
+    return (Floats)_mm512_maskz_permutexvar_ps(0xffff, i, _mm512_loadu_ps(table));
+  } else if constexpr (kSize == 32) {
+    return (Floats)of_32(table);
+  } else if constexpr (kSize == 64) {
+    const __mmask16 is_upper = _mm512_test_epi32_mask(i, _mm512_set1_epi32(32));
+    return (Floats)_mm512_mask_blend_ps(is_upper, of_32(table), of_32(table + 32));
+  } else {
+    const __m512i place = _mm512_and_si512(i, _mm512_set1_epi32(kSize - 1));
+    return (Floats)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, place, table, 4);
+  }
+}
+
 inline Ints widen_bytes(const uint8_t* from) {
   return (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
 }

@@ -12,12 +12,6 @@ inline Floats dot_pairs(Floats sum, Ints a, Ints b) {
   return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
-// gcc would load it again for each use: three rows of x took twice as long.
-inline Ints in_register(Ints value) {
-  __asm__("" : "+v"(value));
-  return value;
-}
-
 // The lower half of each lane of `low`, the upper of `high`.
 inline Ints join_halves(Ints low, Ints high) {
   return (Ints)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);

@@ -21,6 +21,13 @@ constexpr int kLookupSize = 0;  // no instruction for it
   return found;
 }
 
+template <int kSize>
+inline Floats lookup(const float* table, Ints index) {
+  Floats found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane] & (kSize - 1)];
+  return found;
+}
+
 // Two lanes at a time in 64-bit registers: compilers insert single lanes through memory.
 inline Ints widen_bytes(const uint8_t* from) {
   typedef uint64_t Pairs __attribute__((vector_size(16)));
