@@ -46,8 +46,8 @@ REFERENCE = [
 ]
 
 
-def kernels(transposed: bool, formats=("affine",)) -> list[KernelParam]:
-    """Every row of every table, of these formats."""
+def kernels(transposed: bool, formats=("affine",), xs=FLOATS) -> list[KernelParam]:
+    """Every row of every table, of these formats and these x."""
     tables = [("cuda", "", backends["cuda"].kernels)]
     for isa in reversed(ISAS):  # so that the best one stays
         set_cpu_isa(isa)
@@ -56,7 +56,7 @@ def kernels(transposed: bool, formats=("affine",)) -> list[KernelParam]:
         KernelParam(backend, isa, k.name, k.bits, k.x, k.operands, k.format)
         for backend, isa, table in tables
         for k in table
-        if k.transposed == transposed and k.format in formats and k.x in FLOATS
+        if k.transposed == transposed and k.format in formats and k.x in xs
     ]
 
 

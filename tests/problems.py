@@ -125,6 +125,7 @@ def make(
     Exact values are small integers times powers of two: their sums stay far below 2^24 of the smallest unit.
     """
     dtype, scale_dtype = jnp.dtype(dtype), jnp.dtype(scale_dtype or case.scale or dtype)
+    scale_dtype = jnp.dtype(np.float32) if scale_dtype == np.int8 else scale_dtype
     m, n, k, group = *case[:3], case.k if isinstance(case.group, str) else case.group
     shape = {"tensor": (), "row": (n,)}.get(case.group, (n, -(-k // group)))
     integers = partial(rng.integers, endpoint=True)
@@ -133,7 +134,7 @@ def make(
         scale = 2.0 ** integers(-1, 1, shape)
         offset, bias = integers(-8, 8, shape), integers(-8, 8, n)
     else:
-        x = rng.standard_normal((m, k))
+        x = integers(-128, 127, (m, k)) if dtype == np.int8 else rng.standard_normal((m, k))
         scale = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
         offset, bias = rng.standard_normal(shape), rng.standard_normal(n)
     if scale_dtype.itemsize == 1:  # of which one has no sign; and parameters that are not scales have 16 bits
@@ -161,7 +162,7 @@ def make(
         scale=scale if scale.dtype.itemsize == 1 else np.asarray(scale).astype(scale_dtype),
         zero=zero,
         offset=np.asarray(offset).astype(scale_dtype) if case.form == "offset" else None,
-        bias=np.asarray(bias).astype(dtype) if case.bias else None,
+        bias=np.asarray(bias).astype(np.float32 if dtype == np.int8 else dtype) if case.bias else None,
         bits=bits,
         group=group,
         codebook=codebook,

@@ -2,6 +2,8 @@
 // in the order of memory. Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
+#include <type_traits>
+
 #include "common/blocks.h"
 #include "common/fixed_point.h"
 #include "common/x.h"
@@ -18,24 +20,22 @@ struct Codes<kFormat, kBits, XKind::kBlocks> : Codes<kFormat, kBits, XKind::kFlo
   using Codes<kFormat, kBits, XKind::kFloats>::Codes;
 };
 
-template <typename C>
+template <typename CodesOf>
 struct F32Dot {
+  using C = CodesOf;
+  using B = Block<C::kBits>;
   static constexpr const char* kName = "f32_dot";
   static constexpr int kRows = kDotRows;
   static constexpr bool kTakesAnyX = true;
   static constexpr OperandSet kOperands = kAllParts;
   static constexpr bool takes(Dtype x) { return is_wide(x); }
-  using B = Block<C::kBits>;
-  // Blocks that are summed by themselves, for accuracy.
-  static constexpr Index kMaxRun = kRunCodes / B::kCodes;
+  static constexpr int kCodes = B::kCodes, kBytes = B::kBytes, kVectors = B::kUnit;
+  static constexpr int kMaxRun = kRunCodes / kCodes;  // for accuracy
+  // What mxfp4 and mxfp8 have, and what takes longest to scale.
+  static constexpr int kFixedGroup = 32;
 
-  static bool is_narrow(const Problem& p) { return p.group < B::kCodes; }
-
-  // Rows are whole blocks, groups are too, or blocks whole groups and these whole lanes.
   static bool supports(const Problem& p, const Operands&) {
-    return p.M <= kDotRows && p.K % B::kCodes == 0 &&
-           (p.group >= p.K || p.group % B::kCodes == 0 ||
-            (B::kCodes % p.group == 0 && p.group % B::kUnit == 0));
+    return p.M <= kDotRows && p.K % kCodes == 0 && suits_blocks(p.group, p.K, kCodes);
   }
 
   // [block][row][code of a unit][lane]
@@ -43,89 +43,76 @@ struct F32Dot {
   static void prepare(const Problem&, const Operands&, float*) {}
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
-    for (Index k = 0; k < p.K; k += B::kCodes)
+    for (Index k = 0; k < p.K; k += kCodes)
       for (Index m = m0; m < m1; ++m) {
-        float natural[B::kCodes], *to = out + k * p.M + m * B::kCodes;
-        x.read(m, k, B::kCodes, natural);
-        for (int i = 0; i < B::kCodes; ++i) to[i % B::kUnit * kLanes + i / B::kUnit] = natural[i];
+        float natural[kCodes], *to = out + k * p.M + m * kCodes;
+        x.read(m, k, kCodes, natural);
+        for (int i = 0; i < kCodes; ++i) to[i % B::kUnit * kLanes + i / B::kUnit] = natural[i];
       }
     return true;
   }
 
-  // total[r][m]: lanes whose sum is dot(weights of row r, row m of x). scales: [row][group].
-  template <int kXRows, bool kNarrow, int kCount = kSumsAtOnce / kXRows>
-  static void multiply(const C& codes, const Problem& p, const float* x,
-                       const uint8_t* const (&rows)[kCount], const float* scales, Index size,
-                       Ints group_of_lane, Floats (&total)[kCount][kXRows]) {
-    const Index blocks = p.K / B::kCodes;
-    const Index group_size = kNarrow ? 1 : p.group >= p.K ? blocks : p.group / B::kCodes;
-    const Index groups = kNarrow ? B::kCodes / p.group : 1;  // of a block
-    Floats acc[kCount][kXRows] = {};
-    Index group_end = group_size;
-    for (Index block = 0; block < blocks;) {
-      const Index end = kNarrow ? block + 1 : min_of(min_of(block + kMaxRun, group_end), blocks);
-      Floats sum[kCount][kXRows] = {};
-      for (; block < end; ++block) {
-        JAXGEMV_UNROLL
-        for (int r = 0; r < kCount; ++r) {
-          const uint8_t* from = rows[r] + block * B::kBytes;
-          __builtin_prefetch(from + kAhead);
-          const auto units = load_units<C>(from);
-          JAXGEMV_UNROLL
-          for (int i = 0; i < B::kUnit; ++i) {
-            const Floats w = values_of(codes, units, i);
-            JAXGEMV_UNROLL
-            for (int m = 0; m < kXRows; ++m)
-              sum[r][m] += w * load_floats(x + m * B::kCodes + i * kLanes);
-          }
-        }
-        x += kXRows * B::kCodes;
-      }
-      JAXGEMV_UNROLL
-      for (int r = 0; r < kCount; ++r) {
-        const float* scale = scales + r * size;
-        const Floats by = kNarrow ? lookup(load_floats(scale), group_of_lane) : broadcast(*scale);
-        JAXGEMV_UNROLL
-        for (int m = 0; m < kXRows; ++m) acc[r][m] += sum[r][m] * by;
-      }
-      if (end == group_end) group_end += group_size, scales += groups;
-    }
+  using Sum = Floats;
+  static auto load_block(const uint8_t* from, Index) { return load_units<C>(from); }
+  template <int kXRows, typename Units>
+  static void add(const C& codes, Units units, const float* x, Floats (&sum)[kXRows]) {
     JAXGEMV_UNROLL
-    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
-    for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
+    for (int i = 0; i < B::kUnit; ++i) {
+      Floats w;
+      if constexpr (kIsConverted)
+        w = units;
+      else
+        w = values_of(codes, units, i);
+      JAXGEMV_UNROLL
+      for (int m = 0; m < kXRows; ++m) sum[m] += w * load_floats(x + m * kCodes + i * kLanes);
+    }
   }
+  template <bool kByLane>
+  static void add_scaled(Floats& total, Floats sum, Floats scale, const float*) {
+    total += sum * scale;
+  }
+  // Blocks are in units of C::kUnit.
+  static constexpr bool kIsConverted = std::is_same_v<decltype(load_block(nullptr, 0)), Floats>;
 
-  // A row's scales, and what lookups read behind them.
-  static Index scales_size(const Problem& p) { return padded(groups_of(p)) + kLanes; }
   static Index scratch_size(const Problem& p, const Operands&) {
-    return kSumsAtOnce * scales_size(p);
+    return kSumsAtOnce * Runs::of<F32Dot>(p).scales_size;
   }
 
-  template <int kXRows, bool kNarrow>
+  template <int kXRows, bool kByLane, int kFixed>
   static void run_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                        const float* x, Index begin, Index end, float* scales) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
-    const Ints group_of_lane = groups_of_lanes<B::kCodes>(p);
-    const Index groups = groups_of(p), size = scales_size(p);
-    for_each_rows<kXRows>(p, o, slice, stack, begin, end,
-                          [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-                              float (&y)[kCount][kXRows]) {
-                            Floats total[kCount][kXRows];
-                            for (int r = 0; r < kCount; ++r)
-                              read_groups(o.scale, stack, n[r], groups, scales + r * size);
-                            multiply<kXRows, kNarrow>(codes, p, x, rows, scales, size,
-                                                      group_of_lane, total);
-                            for (int r = 0; r < kCount; ++r)
-                              for (int m = 0; m < kXRows; ++m) y[r][m] = sum_of(total[r][m]);
-                          });
+    const Ints group_of_lane = groups_of_lanes<kCodes>(p);
+    const Index groups = groups_of(p);
+    const Runs runs = Runs::of<F32Dot>(p);
+    for_each_rows<kXRows>(
+        p, o, slice, stack, begin, end,
+        [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
+            float (&y)[kCount][kXRows]) {
+          Floats total[kCount][kXRows];
+          for (int r = 0; r < kCount; ++r)
+            read_groups(o.scale, stack, n[r], groups, scales + r * runs.scales_size);
+          add_runs<F32Dot, kByLane, kFixed>(codes, runs, x, rows, scales, group_of_lane, x, total);
+          for (int r = 0; r < kCount; ++r)
+            for (int m = 0; m < kXRows; ++m) {
+              y[r][m] = sum_of(total[r][m]);
+              if constexpr (kIsConverted) y[r][m] *= C::kUnit;
+            }
+        });
   }
 
+  template <int kXRows>
+  static void run_x_rows(const Problem& p, const Operands& o, Index slice, Index stack,
+                         const float* x, Index begin, Index end, float* scratch) {
+    const auto run = p.group < kCodes         ? run_rows<kXRows, true, 1>
+                     : p.group == kFixedGroup ? run_rows<kXRows, false, kFixedGroup / kCodes>
+                                              : run_rows<kXRows, false, 0>;
+    run(p, o, slice, stack, x, begin, end, scratch);
+  }
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,
                   Index begin, Index end, float* scratch) {
-    const auto run = p.M == 1 ? (is_narrow(p) ? run_rows<1, true> : run_rows<1, false>)
-                              : (is_narrow(p) ? run_rows<2, true> : run_rows<2, false>);
-    run(p, o, slice, stack, x, begin, end, scratch);
+    (p.M == 1 ? run_x_rows<1> : run_x_rows<2>)(p, o, slice, stack, x, begin, end, scratch);
   }
 };
 

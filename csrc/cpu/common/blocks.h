@@ -33,7 +33,7 @@ struct Places {
   }
 };
 
-// Lane j <- unit j, with anything above it; or where there is a way that is faster, its value.
+// Lane j <- unit j, with anything above it; or where there is a way that is faster, its value in C::kUnit.
 template <typename C>
 inline auto load_units(const uint8_t* from) {
   using B = Block<C::kBits>;
@@ -57,7 +57,7 @@ inline Floats values_of(const C& codes, Ints units, int i) {
 }
 template <typename C>
 inline Floats values_of(const C&, Floats values, int) {
-  return values;
+  return values * C::kUnit;
 }
 
 // The affine map of one row of weights in one group. Where a vector holds the weights of all codes,

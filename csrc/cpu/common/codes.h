@@ -87,12 +87,13 @@ struct Codes<Format::kCodebook, kBits, XKind::kFloats> : FloatCodes<Format::kCod
   Floats all() const { return load_floats(table); }
 };
 
-// at(from): codes that are neighbours in memory.
+// at(from): codes that are neighbours in memory, in units of kUnit.
 template <Format kFloat8>
   requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
 struct Codes<kFloat8, 8, XKind::kFloats> : FloatCodes<kFloat8, 8> {
   using FloatCodes<kFloat8, 8>::FloatCodes;
   static constexpr bool kLookup = false;
+  static constexpr float kUnit = kFloat8 == Format::kE4M3 ? kE4M3Unit : 1;
   static Floats convert(Ints codes, bool = false) {
     return kFloat8 == Format::kE4M3 ? floats_of_e4m3(codes) : floats_of_e5m2(codes);
   }

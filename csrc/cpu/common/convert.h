@@ -112,7 +112,6 @@ inline void write_float(Dtype dtype, void* data, Index i, float value) {
 }
 
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
 // As f32_of_f16.
 inline Floats floats_of_f16(Ints half) {
@@ -143,26 +142,21 @@ inline Floats floats_of_e4m3(Ints byte) { return floats_of_float8<3, 127>(byte);
 inline Floats floats_of_e5m2(Ints byte) { return floats_of_float8<2, 124>(byte); }
 
 // Of kLanes of them that begin at `from`. Half as wide they are float16, of e4m3 with an exponent that is
-// 8 too small.
+// 8 too small: 1 / kE4M3Unit of what they are.
+constexpr float kE4M3Unit = kConvertsF16 ? 256 : 1;
 inline Floats e4m3_at(const char* from) {
   if constexpr (kConvertsF16) {
-    typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
-    typedef int8_t Chars __attribute__((vector_size(kLanes)));
-    Chars bytes;
-    __builtin_memcpy(&bytes, from, sizeof(bytes));
     constexpr int16_t kMagnitude = 127 << 7;
-    Shorts halves = __builtin_convertvector(bytes, Shorts) << 7 & ~0x4000;
-    halves |= ((halves & kMagnitude) == kMagnitude) & 0x4000;
-    return load_f16(reinterpret_cast<const char*>(&halves)) * 256.f;
+    Shorts halves = widen_to_shorts(from) << 7 & ~0x4000;
+    halves |= ((halves & kMagnitude) == kMagnitude) & 0x4000;  // NaN
+    return load_f16(reinterpret_cast<const char*>(&halves));
   } else {
     return floats_of_e4m3(widen_bytes(reinterpret_cast<const uint8_t*>(from)));
   }
 }
 inline Floats e5m2_at(const char* from) {
   if constexpr (kConvertsF16) {
-    Bytes bytes;
-    __builtin_memcpy(&bytes, from, sizeof(bytes));
-    const Halves halves = __builtin_convertvector(bytes, Halves) << 8;
+    const Shorts halves = widen_to_shorts(from) << 8;
     return load_f16(reinterpret_cast<const char*>(&halves));
   } else {
     return floats_of_e5m2(widen_bytes(reinterpret_cast<const uint8_t*>(from)));
@@ -201,8 +195,8 @@ inline Floats read_whole(const char* from) {
     case Dtype::kF32: return (Floats)load_ints(from);
     case Dtype::kBF16: return (Floats)(widen(Halves{}) << 16);
     case Dtype::kF16: return kConvertsF16 ? load_f16(from) : floats_of_f16(widen(Halves{}));
-    case Dtype::kE4M3: return e4m3_at(from);
-    case Dtype::kE8M0: return floats_of_e8m0(widen(Bytes{}));
+    case Dtype::kE4M3: return e4m3_at(from) * kE4M3Unit;
+    case Dtype::kE8M0: return floats_of_e8m0(widen_bytes(reinterpret_cast<const uint8_t*>(from)));
     case Dtype::kI8:
     case Dtype::kI32: break;
   }

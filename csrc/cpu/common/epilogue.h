@@ -21,7 +21,7 @@ struct Epilogue {
     const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
     const Index at = (slice * p.M + m) * width + n;
     if (p.is_exact()) {  // sums are integers
-      __builtin_memcpy(static_cast<int32_t*>(o.y) + at, sums, static_cast<size_t>(count) * 4);
+      for (Index i = 0; i < count; ++i) jaxgemv::cpu::store(o.y, at + i, sums[i]);
       return;
     }
     for (Index i = 0; i < count; i += kLanes) {

@@ -35,7 +35,7 @@ inline Floats load_floats(const float* from) {
 
 inline void store_floats(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof(value)); }
 
-inline Floats broadcast(float value) { return Floats{} + value; }
+inline Floats broadcast(float value) { return value - Floats{}; }  // + would not be left out
 
 inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 

@@ -14,6 +14,7 @@ namespace {
 constexpr int kLanes = 8;
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
+typedef int16_t Shorts __attribute__((vector_size(16)));
 
 constexpr int kLookupSize = 8;
 
@@ -40,6 +41,10 @@ inline Floats lookup(const float* table, Ints index) {
 
 inline Ints widen_bytes(const uint8_t* from) {
   return (Ints)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+}
+
+inline Shorts widen_to_shorts(const char* from) {
+  return (Shorts)_mm_cvtepi8_epi16(_mm_loadu_si64(from));
 }
 
 inline Ints gather_words(const uint8_t* from, const uint8_t* places) {

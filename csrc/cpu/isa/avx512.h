@@ -14,6 +14,7 @@ namespace {
 constexpr int kLanes = 16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
+typedef int16_t Shorts __attribute__((vector_size(32)));
 
 constexpr int kLookupSize = 16;
 
@@ -44,6 +45,10 @@ inline Floats lookup(const float* table, Ints index) {
 
 inline Ints widen_bytes(const uint8_t* from) {
   return (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+}
+
+inline Shorts widen_to_shorts(const char* from) {
+  return (Shorts)_mm256_maskz_cvtepi8_epi16(0xffff, _mm_loadu_si128((const __m128i*)from));
 }
 
 inline Ints gather_words(const uint8_t* from, const uint8_t* places) {

@@ -6,7 +6,7 @@
 // (common/epilogue.h). In all main loops a sum is made in an order that k gives, whatever the
 // threads:
 //   int8_dot.h    up to kDotRows rows of x, bound by memory
-//   f32_dot.h     the same of codes that stand for floats
+//   int8_x_dot.h, f32_dot.h   the same of int8 x, and of codes that stand for floats
 //   int8_panel.h  more of them of int8 x
 //   f32_panel.h   more of them, and what others do not take, bound by multiplications
 //   bf16_panel.h  the same of bfloat16 x, where its products are faster
@@ -24,7 +24,7 @@
 //     itself: table[index % size];
 //   dot(sum, codes, slices): sums of products, in lanes of 32 bits, of unsigned codes and signed
 //     slices of kSliceBits; that is 0 where the processor has no such thing;
-// with kConvertsF16 also load_f16(from): kLanes values; with kCanSpread, for common/spread.h,
+// with kConvertsF16 also load_f16(from): kLanes values, and widen_to_shorts(from): kLanes bytes with signs; with kCanSpread, for common/spread.h,
 //   shuffle_bytes(v, places): byte i <- v[places[i]] of the same 16 bytes, or 0 for a place of 128;
 //   multiply_low(a, b), multiply_high(a, b): half of the products of unsigned 16-bit words,
 // or, with kCanMultishift, multishift<bits>(words): byte i <- the bits from i * bits on.
@@ -35,6 +35,7 @@
 #include "../f32_panel.h"
 #include "../int8_dot.h"
 #include "../int8_panel.h"
+#include "../int8_x_dot.h"
 #include "../transposed.h"
 
 namespace jaxgemv::cpu {
@@ -81,7 +82,7 @@ struct Product {
 
 // The table of an instruction set, while it is made.
 struct Rows {
-  static constexpr int kMost = 10 * 8 * 3;
+  static constexpr int kMost = 12 * 8 * 3;
   Kernel rows[kMost] = {};
   int count = 0;
 
@@ -158,6 +159,7 @@ constexpr void add_transposed_rows(Rows& rows, bool is_ragged) {
 template <typename AddPanels>
 constexpr void add_vector_rows(Rows& rows, AddPanels&& add_panels) {
   rows.add<Int8Dot, XKind::kSlices, Format::kAffine>();
+  rows.add<Int8XDot, XKind::kSlices, Format::kAffine>();
   add_panels(rows);
   rows.add<Int8Panel, XKind::kParts, Format::kAffine>();
   rows.add<F32Dot, XKind::kBlocks, Format::kCodebook, Format::kE4M3, Format::kE5M2>();
