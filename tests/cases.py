@@ -244,6 +244,15 @@ def float_panel(bits: int) -> list[Case]:
     ]
 
 
+def float_pairs(bits: int) -> list[Case]:
+    """From 12 rows on, and groups of 32 codes and more."""
+    return [
+        Case(12, 75, 1152, 128, bias=True),
+        Case(33, 48, 640, 32, scale="float8_e8m0fnu", bytes=True),
+        Case(17, 33, 1100, "row"),
+    ]
+
+
 def amx_int8(bits: int) -> list[Case]:
     """From two rows on, and groups of a quarter of a tile's row."""
     return [
@@ -352,7 +361,12 @@ MUST_TAKE = {
     "": reference,
 }
 # Of codes that stand for floats, where those are others.
-MUST_TAKE_FLOATS = {"f32_dot": f32_dot, "f32_panel": float_panel}
+MUST_TAKE_FLOATS = {
+    "f32_dot": f32_dot,
+    "f32_panel": float_panel,
+    "bf16_panel": float_pairs,
+    "amx_bf16": float_pairs,
+}
 MUST_TAKE_TRANSPOSED = {
     ("cuda", "transposed"): transposed_whole,
     ("cuda", "transposed_simt"): transposed_anything,

@@ -28,8 +28,8 @@ struct Bf16Panel : SegmentPanel<C, Bf16Panel<C>> {
   static constexpr int kBits = C::kBits, kPanelSteps = kPanelCodes / 2;
 
   // Chunks are multiplied once for each group in them.
-  static bool supports(const Problem& p, const Operands&) {
-    return p.group >= min_of(kChunkCodes, p.K);
+  static bool supports(const Problem& p, const Operands& o) {
+    return p.group >= min_of(kChunkCodes, p.K) && C::suits(p, o);
   }
 
   static constexpr int kWords = kChunkPairs, kOfRows = 1;  // sums of x
@@ -83,7 +83,7 @@ struct Bf16Panel : SegmentPanel<C, Bf16Panel<C>> {
   }
 
   static Ints value(const C& codes, Ints halves) {
-    if constexpr (kBits <= C::kTableBits) {
+    if constexpr (C::kIsLookedUp) {
       return lookup_halves(halves, codes.table);
     } else {
       constexpr int32_t kMask = (1 << kBits) - 1;

@@ -4,7 +4,7 @@
 //
 // All have kFormat, kBits, kShifted, whether scaled values are shifted, and kMid, the value that stands
 // for a weight of 0 in Affine::kSymmetric.
-// An object is made for a stack entry of a call, and may hold a table of it.
+// An object is made for a stack entry of a call, and may hold a table of it; suits(p, o) is whether it can.
 #pragma once
 
 #include "convert.h"
@@ -39,6 +39,7 @@ struct AffineCodes {
   static constexpr float kMid = mid_code(kBits);
 
   AffineCodes(const Problem&, const Operands&, Index /*stack*/) {}
+  static bool suits(const Problem&, const Operands&) { return true; }
 };
 
 // Of formats whose codes stand for floats: weights are these times a scale.
@@ -51,6 +52,7 @@ struct FloatCodes {
 
   FloatCodes() = default;
   FloatCodes(const Problem&, const Operands&, Index /*stack*/) {}
+  static bool suits(const Problem&, const Operands&) { return true; }
 };
 
 // Values of codes, which lie in the lowest bits of lanes with anything above them.
@@ -158,6 +160,7 @@ template <int kBits>
 struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   static constexpr PairOrder<kBits> kOrder{};
   static constexpr int kTableBits = kBits <= 5 ? 5 : 6;
+  static constexpr bool kIsLookedUp = kBits <= kTableBits;
   uint16_t table[1 << kTableBits];  // bfloat16
 
   Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {
@@ -166,17 +169,114 @@ struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   }
 };
 
+// A float of 8 bits is a bfloat16. Of magnitudes, to which lookups add the sign.
+template <Format kFloat8>
+struct Float8Pairs : FloatCodes<kFloat8, 8> {
+  uint16_t table[128];
+
+  Float8Pairs(const Problem&, const Operands&, Index) {
+    for (uint32_t i = 0; i < 128; ++i)
+      table[i] = static_cast<uint16_t>(
+          (kFloat8 == Format::kE4M3 ? bits_of_e4m3(i) : bits_of_e5m2(i)) >> 16);
+  }
+};
+
+// Entries of a codebook as bfloat16, and what is left of them, over and over again.
+template <int kBits, int kTableBits>
+struct BookPairs : FloatCodes<Format::kCodebook, kBits> {
+  static constexpr int kEntries = 1 << kBits, kSize = 1 << kTableBits;
+  // Products with x stay finite, and are as exact as with normal numbers.
+  static constexpr float kLargest = 0x1p16f, kLeast = 0x1p-60f;
+  uint16_t table[kSize], rest[kSize];
+  bool has_rest = false;
+
+  BookPairs(const Problem&, const Operands& o, Index stack) {
+    float book[kEntries];
+    read(o, stack, book);
+    for (int i = 0; i < kSize; ++i) {
+      const float entry = book[i % kEntries];
+      table[i] = bf16_of_f32(entry);
+      rest[i] = bf16_of_f32(entry - f32_of_bf16(table[i]));
+      has_rest |= rest[i] != 0;
+    }
+  }
+  static void read(const Operands& o, Index stack, float* book) {
+    read_floats(o.codebook.dtype, o.codebook.data, stack * o.codebook.stack_stride, kEntries, book);
+  }
+  // f(entry) is true of all entries of all tables of a call.
+  template <typename F>
+  static bool all(const Problem& p, const Operands& o, F&& f) {
+    for (Index stack = 0; stack < (o.codebook.stack_stride > 0 ? p.stack : 1); ++stack) {
+      float book[kEntries];
+      read(o, stack, book);
+      for (const float entry : book)
+        if (!f(entry)) return false;
+    }
+    return true;
+  }
+  static bool is_fine(float entry) {
+    const float magnitude = __builtin_fabsf(entry);
+    return magnitude == 0 || (magnitude >= kLeast && magnitude <= kLargest);
+  }
+};
+
+// Codebooks that are bfloat16 as they are: E2M1, and what looks at this finds.
+template <int kBits>
+  requires(kBits <= 6)
+struct Codes<Format::kCodebook, kBits, XKind::kPairs> : BookPairs<kBits, kBits <= 5 ? 5 : 6> {
+  using Base = BookPairs<kBits, kBits <= 5 ? 5 : 6>;
+  using Base::Base;
+  static constexpr PairOrder<kBits> kOrder{};
+  static constexpr bool kIsLookedUp = true;
+  static bool suits(const Problem& p, const Operands& o) {
+    return Base::all(p, o, [](float entry) {
+      return Base::is_fine(entry) && (bits_of_f32(entry) & 0xffff) == 0;
+    });
+  }
+};
+
+// Infinite ones would be multiplied with zeros where groups end within a chunk of codes.
+template <Format kFloat8>
+  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+struct Codes<kFloat8, 8, XKind::kPairs> : Float8Pairs<kFloat8> {
+  using Float8Pairs<kFloat8>::Float8Pairs;
+  static constexpr PairOrder<8> kOrder{};
+  static constexpr bool kIsLookedUp = true;
+  static bool suits(const Problem& p, const Operands&) {
+    return p.group % 32 == 0 || p.group >= p.K;
+  }
+};
+
 // As entries of a table for words of 16 bits, whose lowest five choose.
 template <int kBits>
   requires(4 % kBits == 0)
 struct Codes<Format::kAffine, kBits, XKind::kTileFloats> : AffineCodes<kBits> {
   static constexpr int kSteps = 16 / kBits;
-  uint16_t table[32];  // bfloat16
+  static constexpr bool has_rest = false;
+  uint16_t table[32], rest[32];  // bfloat16
 
   Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {
     for (int i = 0; i < 32; ++i)
       table[i] = static_cast<uint16_t>(bits_of_f32(static_cast<float>(i % (1 << kBits))) >> 16);
   }
+};
+
+// Those of codebooks have two parts, if one is not exact: 2^-17 of an entry.
+template <int kBits>
+  requires(4 % kBits == 0)
+struct Codes<Format::kCodebook, kBits, XKind::kTileFloats> : BookPairs<kBits, 5> {
+  using Base = BookPairs<kBits, 5>;
+  using Base::Base;
+  static constexpr int kSteps = 16 / kBits;
+  static bool suits(const Problem& p, const Operands& o) { return Base::all(p, o, Base::is_fine); }
+};
+template <Format kFloat8>
+  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+struct Codes<kFloat8, 8, XKind::kTileFloats> : Float8Pairs<kFloat8> {
+  using Float8Pairs<kFloat8>::Float8Pairs;
+  static constexpr int kSteps = 2;
+  static constexpr bool has_rest = false;
+  uint16_t rest[128];
 };
 
 // Of a byte with codes c[0], c[1], .. from its lowest bit on, the remainders

@@ -98,12 +98,32 @@ inline void transpose(Ints (&square)[kLanes]) {
   }
 }
 
+// Words of 16 bits: table[words[i] % 128], with the sign of bit 7.
+inline __m512i magnitudes_of(__m512i words, const uint16_t (&table)[128]) {
+  const auto of_64 = [&](const uint16_t* half) {
+    return _mm512_maskz_permutex2var_epi16(~0u, _mm512_loadu_si512(half), words,
+                                           _mm512_loadu_si512(half + 32));
+  };
+  const __mmask32 is_upper = _mm512_test_epi16_mask(words, _mm512_set1_epi16(64));
+  const __m512i magnitude = _mm512_mask_blend_epi16(is_upper, of_64(table), of_64(table + 64));
+  const __m512i sign =
+      _mm512_and_si512(_mm512_maskz_slli_epi16(~0u, words, 8), _mm512_set1_epi16(INT16_MIN));
+  return _mm512_or_si512(magnitude, sign);
+}
+
 // Words of 16 bits: to[i] = table[(words[i] >> shift) % 32], and 0 where `chosen` has no bit.
-inline void lookup_words(Ints words, int shift, const uint16_t* table, uint32_t chosen,
+inline void lookup_words(Ints words, int shift, const uint16_t (&table)[32], uint32_t chosen,
                          uint16_t* to) {
   const __m512i index = _mm512_maskz_srli_epi16(~0u, (__m512i)words, static_cast<unsigned>(shift));
   const __m512i found = _mm512_maskz_permutexvar_epi16(chosen, index, _mm512_loadu_si512(table));
   _mm512_storeu_si512(to, found);
+}
+
+// The same of floats of 8 bits.
+inline void lookup_words(Ints words, int shift, const uint16_t (&table)[128], uint32_t chosen,
+                         uint16_t* to) {
+  const __m512i index = _mm512_maskz_srli_epi16(~0u, (__m512i)words, static_cast<unsigned>(shift));
+  _mm512_storeu_si512(to, _mm512_maskz_mov_epi16(chosen, magnitudes_of(index, table)));
 }
 
 constexpr bool kConvertsF16 = true;

@@ -27,6 +27,11 @@ inline Ints lookup_halves(Ints index, const uint16_t (&table)[64]) {
                                                _mm512_loadu_si512(table + 32));
 }
 
+// Of floats of 8 bits: of magnitudes, and bit 7 is the sign.
+inline Ints lookup_halves(Ints index, const uint16_t (&table)[128]) {
+  return (Ints)magnitudes_of((__m512i)index, table);
+}
+
 // x as pairs, and whether all that was packed is normal and within 2^kMostExponent, or zero.
 class XPairs {
  public:
