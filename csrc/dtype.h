@@ -42,9 +42,7 @@ JAXGEMV_HD constexpr int size_of(Dtype dtype) {
 }
 
 // Those that x, y and all parameters but a scale may have, in a product that is not of integers.
-JAXGEMV_HD constexpr bool is_wide(Dtype dtype) {
-  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32;
-}
+JAXGEMV_HD constexpr bool is_wide(Dtype dtype) { return dtype <= Dtype::kF32; }
 JAXGEMV_HD constexpr bool is_one_byte_scale(Dtype dtype) {
   return dtype == Dtype::kE4M3 || dtype == Dtype::kE8M0;
 }

@@ -381,6 +381,16 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     else:
         cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     # Every width meets all of them, with one x or another.
-    if cases in (anything, direct, fma, mma_any, wgmma_any, gemm, transposed_anything, float_panel, transposed_floats):
+    if cases in (
+        anything,
+        direct,
+        fma,
+        mma_any,
+        wgmma_any,
+        gemm,
+        transposed_anything,
+        float_panel,
+        transposed_floats,
+    ):
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)

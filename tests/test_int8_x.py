@@ -50,7 +50,9 @@ def of_integers(p: Problem) -> QuantizedTensor:
     """The weight without its scale."""
     zero = p.zero if p.zero is not None and p.zero.dtype == np.int32 else None
     group = p.group if zero is not None and p.k % p.group else None
-    return QuantizedTensor(packed=p.packed, scale=None, zero=zero, bits=p.bits, group_size=group, k=p.tensor.k)
+    return QuantizedTensor(
+        packed=p.packed, scale=None, zero=zero, bits=p.bits, group_size=group, k=p.tensor.k
+    )
 
 
 def exact(p: Problem) -> np.ndarray:

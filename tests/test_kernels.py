@@ -81,7 +81,9 @@ def test_values(kernel, exact):
 
 
 @cache
-def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool, format: str) -> list[tuple]:
+def transposed_problems_of(
+    bits: int, x: str, cases: tuple[Case, ...], exact: bool, format: str
+) -> list[tuple]:
     rng = np.random.default_rng(20251)
     made = []
     for case in cases:
@@ -105,6 +107,48 @@ def test_transposed(transposed_kernel, exact):
     for case, y, (_, _, answer, magnitude) in zip(cases, ys, problems):
         with telling(case):
             check(y, exact, answer, magnitude, case.n)
+
+
+FLOAT8_ROWS = by_name(
+    k
+    for k in kernels(transposed=False, formats=["float8_e4m3fn", "float8_e5m2"])
+    if k.name not in ("bf16_panel", "amx_bf16") or k.x == "bfloat16"
+)
+
+
+@FLOAT8_ROWS
+def test_every_float8(kernel):
+    """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
+    rows = 12 if kernel.name == "amx_bf16" else 2
+    codes = np.zeros((256, 64 if kernel.name == "f32_dot" else 67), np.uint8)
+    codes[:, 5] = np.arange(256)
+    x = np.zeros((rows, codes.shape[1]), jnp.dtype(kernel.x))
+    x[:, 5] = 1
+    w = QuantizedTensor(packed=codes.view(kernel.format), scale=np.float32(1))
+    [y] = products([(x, w, None)], kernel.backend)
+    jax.block_until_ready(y)
+    assert_ran(kernel)
+    expected = codes[:, 5].view(kernel.format).astype(np.float32)
+    np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
+
+
+@by_name(k for k in kernels(transposed=False, formats=["codebook"]) if k.bits == 4 and k.x == "bfloat16")
+def test_special_values(kernel):
+    """Of scales of one byte e8m0's least ones, of which 2^-127 is 0 to XLA's threads, and NaN; infinite ones stay so."""
+    rows = 12 if kernel.name == "amx_bf16" else 2
+    book = np.asarray([1, 2] * 8, np.float32)
+    for scale, expected in (
+        (np.array([1, 255, 254], np.uint8).view("float8_e8m0fnu"), [2.0**-119, np.nan, np.inf]),
+        (np.array([0, 0, 127], np.uint8).view("float8_e8m0fnu"), [0, 0, 128]),
+        (np.array([0x7F, 0xFF, 1], np.uint8).view("float8_e4m3fn"), [np.nan, np.nan, 0.25]),
+        (np.array([np.inf, -np.inf, np.nan], np.float32), [np.inf, -np.inf, np.nan]),
+    ):
+        w = QuantizedTensor(packed=np.zeros((3, 16), np.uint32), scale=scale, codebook=book, bits=4)
+        [y] = products([(np.ones((rows, 128), "bfloat16"), w, None)], kernel.backend)
+        jax.block_until_ready(y)
+        assert_ran(kernel)
+        y = np.where(np.abs(y) == 2.0**-120, 0, y)
+        np.testing.assert_array_equal(y, np.broadcast_to(np.float32(expected), y.shape))
 
 
 STACK = 3

@@ -105,7 +105,7 @@ inline void add_runs(const typename Main::C& codes, const Runs& runs, const floa
       JAXGEMV_UNROLL
       for (int r = 0; r < kCount; ++r) {
         const uint8_t* from = rows[r] + block * Main::kBytes;
-        __builtin_prefetch(from + kAhead);
+        if (block % max_of(1, 64 / Main::kBytes) == 0) __builtin_prefetch(from + kAhead);
         constexpr Index kWords = Main::kBytes / 4;
         const Index words = block < runs.whole_blocks ? kWords : runs.words % kWords;
         Main::template add<kXRows>(codes, Main::load_block(from, words), x, sum[r]);

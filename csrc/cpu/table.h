@@ -69,6 +69,7 @@ constexpr int kMostExponent = 100;
 // Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
 // decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
 constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
+constexpr int kMaxTileCodes = 2048;
 // KernelInfo::rows of a kernel that reads the weights once for all.
 constexpr int kAllRows = 1 << 30;
 // Of a panel, whose sums stay in the second-level cache.
