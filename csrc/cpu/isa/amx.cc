@@ -9,7 +9,8 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr Rows kAmxRows = make_rows([](Rows& rows) {
-  rows.add<AmxBf16, XKind::kTileFloats, Format::kAffine>();
+  rows.add<AmxBf16, XKind::kTileFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
   rows.add<AmxInt8, XKind::kTileSlices, Format::kAffine>();
   add_vector_rows(rows);
 });

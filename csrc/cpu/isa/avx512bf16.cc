@@ -8,7 +8,10 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr Rows kBf16Rows = make_rows([](Rows& rows) {
-  add_vector_rows(rows, [](Rows& rows) { rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>(); });
+  add_vector_rows(rows, [](Rows& rows) {
+    rows.add<Bf16Panel, XKind::kPairs, Format::kAffine, Format::kCodebook, Format::kE4M3,
+             Format::kE5M2>();
+  });
 });
 
 }  // namespace
