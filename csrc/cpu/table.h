@@ -44,11 +44,13 @@ struct Kernels {
   const Kernel* end() const { return rows + count; }
 };
 
-// An instruction set: the same kernels, compiled for one kind of processor.
+// An instruction set: the same kernels, compiled for one kind of processor. What its instructions do
+// nothing for comes from another one that has the same vectors.
 struct Isa {
   const char* name;
-  Kernels kernels;
+  Kernels own;
   Kernels ragged;  // transposed ones for groups that are not whole blocks
+  const Isa* base = nullptr;
 };
 
 extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPortable;

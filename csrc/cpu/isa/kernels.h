@@ -154,18 +154,11 @@ constexpr void add_transposed_rows(Rows& rows, bool is_ragged) {
   rows.add_transposed<Format::kAffine, Format::kCodebook, Format::kE4M3, Format::kE5M2>(is_ragged);
 }
 
-// What every instruction set has, and what one has besides: add_panels(rows). The order is that of
-// preference (choose.h).
-template <typename AddPanels>
-constexpr void add_vector_rows(Rows& rows, AddPanels&& add_panels) {
+// Those that `dot` and `multishift` are for. The order of rows is that of preference (choose.h).
+constexpr void add_dots(Rows& rows) {
   rows.add<Int8Dot, XKind::kSlices, Format::kAffine>();
   rows.add<Int8XDot, XKind::kSlices, Format::kAffine>();
-  add_panels(rows);
   rows.add<Int8Panel, XKind::kParts, Format::kAffine>();
-  rows.add<F32Dot, XKind::kBlocks, Format::kCodebook, Format::kE4M3, Format::kE5M2>();
-  rows.add<F32Panel, XKind::kFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
-           Format::kE5M2>();
-  add_transposed_rows(rows, /*is_ragged=*/false);
 }
 
 template <typename Add>
@@ -175,15 +168,25 @@ constexpr Rows make_rows(Add&& add) {
   return rows;
 }
 
-constexpr void add_vector_rows(Rows& rows) {
-  add_vector_rows(rows, [](Rows&) {});
-}
-[[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) { add_vector_rows(rows); });
-constexpr Rows kRaggedRows =
+[[maybe_unused]] constexpr Rows kDots = make_rows(add_dots);
+// All that vectors of some width have.
+[[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) {
+  add_dots(rows);
+  rows.add<F32Dot, XKind::kBlocks, Format::kCodebook, Format::kE4M3, Format::kE5M2>();
+  rows.add<F32Panel, XKind::kFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
+  add_transposed_rows(rows, /*is_ragged=*/false);
+});
+[[maybe_unused]] constexpr Rows kRaggedRows =
     make_rows([](Rows& rows) { add_transposed_rows(rows, /*is_ragged=*/true); });
 
-constexpr Isa make_isa(const char* name, const Rows& rows) {
-  return {name, {rows.rows, rows.count}, {kRaggedRows.rows, kRaggedRows.count}};
+constexpr Isa make_isa(const char* name) {
+  return {name, {kVectorRows.rows, kVectorRows.count}, {kRaggedRows.rows, kRaggedRows.count}};
+}
+
+// With the vectors of another one, and these rows in place of its own or besides.
+constexpr Isa make_isa(const char* name, const Isa& base, const Rows& rows) {
+  return {name, {rows.rows, rows.count}, {}, &base};
 }
 
 }  // namespace

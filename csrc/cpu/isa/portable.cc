@@ -103,5 +103,5 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
-constinit const Isa kPortable = make_isa("portable", kVectorRows);
+constinit const Isa kPortable = make_isa("portable");
 }
