@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgemv._quantize import quantize
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options
+from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options, converted
 from jaxgemv.formats.gguf_types import PLAIN, TYPES, UNREPRESENTABLE, BlockType
 
 MAGIC = b"GGUF"
@@ -168,18 +167,18 @@ def _quantized(kind: BlockType, rows: np.ndarray, options: Options) -> Quantized
 
 
 def _requantized(path: Path, info: _Info, format: str, rows: np.ndarray, options: Options) -> QuantizedTensor:
-    if options.requantize is None:
-        raise NotImplementedError(
-            f"formats.open: {path}: tensor {info.name} is {format}, whose codes stand for several weights each; "
-            "pass requantize= to convert it"
-        )
-    try:
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ModuleNotFoundError as error:
-        raise ImportError('formats.open: requantize needs gguf: pip install "jaxgemv[formats]"') from error
-    weight = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType(info.type))
-    return quantize(weight, **options.requantize)
+    def weight() -> np.ndarray:
+        try:
+            from gguf.constants import GGMLQuantizationType
+            from gguf.quants import dequantize
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                'formats.open: requantize needs gguf: pip install "jaxgemv[formats]"'
+            ) from error
+        return dequantize(np.ascontiguousarray(rows), GGMLQuantizationType(info.type))
+
+    what = f"{path}: tensor {info.name} is {format}, whose codes stand for several weights each"
+    return converted(what, weight, options)
 
 
 def _with_global_scale(load: Callable, scale: Callable) -> QuantizedTensor:

@@ -1,7 +1,7 @@
 """The block types of GGUF: how each becomes codes, scales and offsets.
 
-Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/llama.cpp. A row of K weights is K / block blocks
-of `size` bytes; bit for bit what `gguf.quants.dequantize` makes of them.
+Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/llama.cpp. A row of K weights is K / block
+blocks of `size` bytes; bit for bit what `gguf.quants.dequantize` makes of them.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 from jaxgemv import codebooks
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words
+from jaxgemv.formats._checkpoint import quantized_tensor
 
 # Type numbers of GGUF.
 PLAIN = {
@@ -68,7 +69,7 @@ class BlockType(NamedTuple):
 
         stack = lead[:-1]
         scale = parameter(decoded.scale)
-        return QuantizedTensor(
+        return quantized_tensor(
             packed=packed_words(decoded.codes.reshape(*lead, k), self.bits),
             scale=scale,
             offset=None if decoded.offset is None else parameter(decoded.offset),
