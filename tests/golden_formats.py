@@ -1,9 +1,10 @@
-"""Makes data/formats.npz: small checkpoints by the libraries that define their formats, and the weights that those read.
+"""Makes data/formats.npz: small checkpoints by the libraries that define their formats, and the weights they read.
 
     python -P tests/golden_formats.py SOURCES     # of gptqmodel, as its sdist has them
 
-Last run with torch 2.13.0, auto-gptq 0.7.1, gptqmodel 7.7.0, compressed-tensors 0.20.0, bitsandbytes 0.50.2, hqq 0.2.8.post1,
-torchao 0.18.0, transformers 5.23.0 and safetensors 0.8.0, on a CPU. test_formats.py reads the result and needs none of them.
+Last run with torch 2.13.0, auto-gptq 0.7.1, gptqmodel 7.7.0, compressed-tensors 0.20.0, bitsandbytes 0.50.2,
+hqq 0.2.8.post1, torchao 0.18.0, transformers 5.23.0 and safetensors 0.8.0, on a CPU. test_formats.py reads the result
+and needs none of them.
 """
 
 import ast
@@ -49,7 +50,11 @@ def by_path(path):
 
 
 def gptq():
-    file = next(f for f in importlib.metadata.files("auto-gptq") if f.name == "qlinear_cuda.py" and "old" not in f.name)
+    file = next(
+        f
+        for f in importlib.metadata.files("auto-gptq")
+        if f.name == "qlinear_cuda.py" and "old" not in f.name
+    )
     linear = by_path(file.locate()).QuantLinear
     n = k = 32  # rows of whole words
     for bits, group, act_order in ((2, 16, False), (3, 16, False), (4, 16, True), (8, 32, False)):
@@ -64,7 +69,13 @@ def gptq():
         layer.pack(dense, scales, zeros, g_idx)
         tensors = {key: value for key, value in layer.state_dict().items() if value is not None}
         tensors["scales"] = tensors["scales"].half()
-        config = {"bits": bits, "group_size": group, "desc_act": act_order, "sym": False, "quant_method": "gptq"}
+        config = {
+            "bits": bits,
+            "group_size": group,
+            "desc_act": act_order,
+            "sym": False,
+            "quant_method": "gptq",
+        }
         record(f"gptq{bits}", tensors, layer(torch.eye(k)).T.contiguous(), {"quantization_config": config})
 
 
@@ -109,14 +120,30 @@ def compressed_tensors():
     for bits, symmetric in ((3, False), (4, True), (8, False)):
         state = {"weight": weights().bfloat16(), "weight_scale": (torch.rand(N, 2) * 0.1 + 0.05).bfloat16()}
         if not symmetric:
-            state["weight_zero_point"] = torch.randint(-(1 << bits - 1), 1 << bits - 1, (N, 2), dtype=torch.int8)
-        arguments = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": 32}
+            state["weight_zero_point"] = torch.randint(
+                -(1 << bits - 1), 1 << bits - 1, (N, 2), dtype=torch.int8
+            )
+        arguments = {
+            "num_bits": bits,
+            "type": "int",
+            "symmetric": symmetric,
+            "strategy": "group",
+            "group_size": 32,
+        }
         one(f"ct_int{bits}", "pack-quantized", state, **arguments)
     total = torch.tensor([448 * 6 / 4.0])
     state = {"weight": weights().bfloat16(), "weight_global_scale": total}
-    state["weight_scale"] = (total * state["weight"].float().reshape(N, 4, 16).abs().amax(-1) / 6).clamp(max=448)
+    state["weight_scale"] = (total * state["weight"].float().reshape(N, 4, 16).abs().amax(-1) / 6).clamp(
+        max=448
+    )
     state["weight_scale"] = state["weight_scale"].to(torch.float8_e4m3fn).bfloat16()
-    arguments = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    arguments = {
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "tensor_group",
+        "group_size": 16,
+    }
     one("ct_nvfp4", "nvfp4-pack-quantized", state, **arguments)
     state = {"weight": weights().bfloat16(), "weight_scale": (2.0 ** torch.randint(-3, 2, (N, 2))).bfloat16()}
     arguments = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
@@ -130,7 +157,9 @@ def bitsandbytes():
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for kind, nested in (("nf4", False), ("fp4", False), ("nf4", True)):
-        packed, state = quantize_4bit(weights().bfloat16(), blocksize=64, quant_type=kind, compress_statistics=nested)
+        packed, state = quantize_4bit(
+            weights().bfloat16(), blocksize=64, quant_type=kind, compress_statistics=nested
+        )
         tensors = {"weight": packed, **{f"weight.{key}": a for key, a in state.as_dict(packed=True).items()}}
         config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
         record(f"bnb_{kind}{'_nested' * nested}", tensors, dequantize_4bit(packed, state), config)
