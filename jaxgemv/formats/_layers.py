@@ -22,6 +22,7 @@ E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 FLOATS = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))
 WORDS = (np.dtype(np.int32), np.dtype(np.uint32))
 UINT8, INT8 = np.dtype(np.uint8), np.dtype(np.int8)
+INTEGERS = tuple(np.dtype(kind) for kind in (np.uint8, np.int32, np.int64))
 
 
 class Source(NamedTuple):
@@ -91,6 +92,7 @@ class Layer:
     def group_of(self, suffix: str, k: int, groups: int, stated: int | None) -> tuple[int, int | None]:
         """The group size, and what QuantizedTensor's group_size has to be. Without a statement groups divide K."""
         if stated is not None and groups == -(-k // stated):
+            stated = min(stated, k)
             return stated, stated if k % stated else None
         if k % groups:
             raise self.error(

@@ -120,7 +120,7 @@ def _groups(layer: Layer, k: int, room: int) -> tuple[int, int | None]:
     stated = layer.setting("group_size", "q_group_size", least=-1)
     if stated is None:
         raise layer.error(".scales", "described with group_size in the config", "none")
-    group = k if stated < 1 else stated
+    group = k if stated < 1 else min(stated, k)
     groups = -(-k // group)
     if groups > room:
         raise layer.error(".scales", f"of at least {groups} groups of {group}", room)

@@ -98,7 +98,7 @@ def _4bit(layer: Layer) -> Entry:
             by = np.arange(blocks) // state.get("nested_blocksize", 256)
             scale = values[absmax] * nested[by] + np.float32(state.get("nested_offset", 0.0))
         if group < size:
-            scale = np.repeat(scale, size // group)[: n * k // group]
+            scale = scale[np.arange(n * k // group) * group // size]
         return quantized_tensor(
             packed=packed, scale=scale.reshape(n, k // group), codebook=table, bits=4, k=ragged(k, 4)
         )

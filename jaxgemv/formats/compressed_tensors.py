@@ -22,6 +22,7 @@ from jaxgemv.formats._layers import (
     E8M0,
     FLOATS,
     INT8,
+    INTEGERS,
     UINT8,
     WORDS,
     Layer,
@@ -88,7 +89,11 @@ def _groups_of_config(layer: Layer) -> list[dict]:
 
 def _bits(layer: Layer, codes: int, width: int) -> tuple[int, bool]:
     """Of rows of so many codes and words; and whether a word holds 32 // b of them."""
-    stated = [g["num_bits"] for g in _groups_of_config(layer) if g.get("num_bits") in range(1, 9)]
+    stated = [
+        g["num_bits"]
+        for g in _groups_of_config(layer)
+        if type(g.get("num_bits")) is int and 1 <= g["num_bits"] <= 8
+    ]
     for bits in stated or range(1, 9):
         if -(-codes * bits // 32) == width:
             return bits, False
@@ -108,7 +113,7 @@ def _codes(rows: np.ndarray, bits: int, count: int, by_word: bool) -> np.ndarray
 
 
 def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
-    shape: list[int] = layer.need(".weight_shape").ravel().tolist()
+    shape: list[int] = layer.need(".weight_shape", INTEGERS).ravel().tolist()
     *lead, rows, width = packed.shape
     if len(shape) < 2 or shape[-2] != rows or not 0 < shape[-1] <= width * 32:
         raise layer.error(".weight_shape", f"(N, K) for words {packed.shape}", shape)
@@ -131,10 +136,8 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
         height = -(-n // (32 // bits)) if by_word else -(-n * bits // 32)
         zero = layer.need(".weight_zero_point", WORDS, (*lead, height, groups))
     g_idx = layer.get(".weight_g_idx")
-    if g_idx is not None and (g_idx < 0).all():  # none, in files that have one all the same
-        g_idx = None
     if g_idx is not None:
-        g_idx = layer.need(".weight_g_idx", (*WORDS, np.dtype(np.int64)), (k,)).astype(np.int64)
+        g_idx = layer.need(".weight_g_idx", INTEGERS, (k,)).astype(np.int64)
 
     format = f"compressed-tensors int{bits}"
 
@@ -146,7 +149,7 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
     def load() -> QuantizedTensor:
         w = packed_words(_codes(words(packed), bits, k, True), bits) if by_word else words(packed)
         perm, equal = None, True
-        if g_idx is not None:
+        if g_idx is not None and not (g_idx < 0).all():  # which says that there is none
             perm, equal = order_of_groups(layer, ".weight_g_idx", g_idx, groups, group)
         if not equal:
             return layer.converted(format, "whose act-order has groups of different sizes", weight)

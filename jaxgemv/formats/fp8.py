@@ -59,4 +59,4 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
         raise layer.error(suffix, f"of {-(-n // block[0])} rows for {n} in blocks of {block[0]}", scale.shape)
     _, group_size = layer.group_of(suffix, k, groups, block[1])
     # The kernels' scales are of rows.
-    return lambda: scale if high == 1 else np.repeat(scale, high, axis=-2)[..., :n, :], group_size
+    return lambda: scale if high == 1 else np.repeat(scale, min(high, n), axis=-2)[..., :n, :], group_size

@@ -54,8 +54,12 @@ def read(path: Path, options: Options) -> Checkpoint:
             raise reader.error(f"tensor {info.name}", "one of its name", "two")
         entries[info.name] = _entry(reader, info, start, options)
     for name, entry in list(entries.items()):  # NVFP4's second scale
-        scale = entries.get(f"{name.removesuffix('.weight')}.scale")
-        if entry.format == "NVFP4" and scale is not None:
+        key = f"{name.removesuffix('.weight')}.scale"
+        if entry.format == "NVFP4" and key in entries:
+            scale, stack = entries[key], entry.shape[:-2]
+            if scale.format != "F32" or prod(scale.shape) not in (1, prod(stack)):
+                expected = f"F32, one or one for each of {stack}"
+                raise reader.error(f"tensor {key}", expected, f"{scale.format} {scale.shape}")
             entries[name] = entry._replace(load=partial(_with_global_scale, entry.load, scale.load))
     architecture = metadata.get("general.architecture")
     prefix = f"{architecture}."

@@ -15,7 +15,7 @@ import numpy as np
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words
 from jaxgemv.formats._checkpoint import Entry, quantized_tensor
-from jaxgemv.formats._layers import FLOATS, INT8, UINT8, WORDS, Layer, ragged
+from jaxgemv.formats._layers import FLOATS, INT8, INTEGERS, UINT8, WORDS, Layer, ragged
 
 MARKERS, WEIGHT = (".W_q",), ".weight"
 _META = (
@@ -32,7 +32,7 @@ def owns(layer: Layer) -> bool:
 
 
 def entry(layer: Layer) -> Entry:
-    shape = tuple(layer.need(".shape").ravel().tolist())
+    shape = tuple(layer.need(".shape", INTEGERS).ravel().tolist())
     if len(shape) != 2 or not all(isinstance(n, int) and 0 < n < 1 << 31 for n in shape):
         raise layer.error(".shape", "(N, K)", shape)
     n, k = shape
@@ -41,9 +41,11 @@ def entry(layer: Layer) -> Entry:
         raise layer.error(".packing", f"one of {', '.join(_PACKINGS)}", packing[:40])
     bits, planes = _PACKINGS[packing]
     # Numbers such as 1.58 are ternary in two bits; five and six are in bytes.
-    nbits = float(layer.need(".nbits").ravel()[0])
+    nbits = float(layer.need(".nbits", (*INTEGERS, *FLOATS)).ravel()[0])
+    if not 1 <= nbits <= 8:
+        raise layer.error(".nbits", "from 1 to 8", nbits)
     format = f"hqq int{nbits:g}"
-    axis = int(layer.need(".axis").ravel()[0])
+    axis = int(layer.need(".axis", INTEGERS).ravel()[0])
     quantized = [layer.get(f".quant_{name}") for name in ("scale", "zero")]
     if any(a is not None and a.any() for a in quantized):
         return layer.refused(PARTS, shape, format, "whose scales are quantised themselves")
@@ -71,7 +73,7 @@ def entry(layer: Layer) -> Entry:
     if axis == 0:
         return layer.refused(PARTS, shape, format, "with groups along the outputs (axis 0)", weight)
     group = gcd(width, k)  # a group that goes on in the next row is cut there
-    stored = min(8, max(1, int(np.ceil(nbits)))) if bits == 8 else bits
+    stored = int(np.ceil(nbits)) if bits == 8 else bits
 
     def load() -> QuantizedTensor:
         scales, zeros = (np.repeat(a.ravel(), width // group).reshape(n, k // group) for a in (scale, zero))

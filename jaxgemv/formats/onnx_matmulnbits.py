@@ -29,7 +29,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     try:
         import onnx  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise ImportError("formats.open: an ONNX file needs onnx: pip install onnx") from error
+        raise ImportError('formats.open: an ONNX file needs onnx: pip install "jaxgemv[formats]"') from error
     from google.protobuf.message import DecodeError
 
     try:
@@ -39,7 +39,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     arrays = _Arrays(path, {t.name: t for t in model.graph.initializer})
     entries, parts = {}, set()
     for node in model.graph.node:
-        if node.op_type == "MatMulNBits" and node.input[1] in arrays.tensors:
+        if node.op_type == "MatMulNBits" and len(node.input) > 1 and node.input[1] in arrays.tensors:
             name = _QUANTIZED_NAME.sub("", node.input[1]).replace(".qweight", ".weight")
             entries[name] = _entry(arrays, name, node, options)
             parts |= set(node.input[1:5])
@@ -71,6 +71,8 @@ class _Arrays:
             dtype = np.dtype(tensor_dtype_to_np_dtype(tensor.data_type))
         except KeyError:
             raise self.error(f"the dtype of {name}", "one of ONNX's", tensor.data_type) from None
+        if min(tensor.dims, default=0) < 0:
+            raise self.error(f"the shape of {name}", "of sizes", tuple(tensor.dims))
         return tuple(tensor.dims), dtype
 
     def array(self, name: str) -> np.ndarray:
@@ -89,7 +91,7 @@ class _Arrays:
             first, length = int(place.get("offset", 0)), int(place.get("length", nbytes))
         except ValueError:
             raise self.error(f"the offset of {name}", "an integer", place) from None
-        if min((first, *shape)) < 0 or length != nbytes or first + nbytes > len(file):
+        if first < 0 or length != nbytes or first + nbytes > len(file):
             raise self.error(
                 f"tensor {name}", f"{nbytes} bytes within {len(file)}", f"{length} from {first} on"
             )
