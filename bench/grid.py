@@ -108,7 +108,7 @@ class _Alike:
     def rows(self) -> Iterator[Row]:
         for cell, programs, count in zip(self.cells, self.programs, self.counts):
             n, k = cell.shape
-            row = Row(n, k, cell.rows, *cell[:5])
+            row = Row(n, k, cell.rows, *cell.made[:5])
             try:
                 self._fill(row, cell, *(p.result() for p in programs), count)
             except (RuntimeError, TypeError, ValueError, MemoryError) as error:

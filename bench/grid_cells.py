@@ -1,7 +1,8 @@
 """The cells of the grid: which products are measured, and with what weights.
 
 Every two values of DIMENSIONS meet in some cell; a new value, or a new dimension with its line in `weight`, takes part
-in that by itself. A group that does not divide K ends ragged; no combination is left out.
+in that by itself. A group that does not divide K ends ragged; no combination is left out, though formats with a name
+have their own group, scale and no shift, whatever the cell asks for.
 """
 
 import math
@@ -15,10 +16,11 @@ import numpy as np
 from bench.covering import covering
 from bench.measure import nbytes
 from jaxgemv import QuantizedTensor
+from jaxgemv._formats import FORMATS
 
 DIMENSIONS = {
     "dtype": ("float16", "bfloat16", "float32"),  # of x
-    "format": tuple(f"int{bits}" for bits in range(1, 9)),
+    "format": (*(f"int{bits}" for bits in range(1, 9)), *FORMATS),
     "group": (32, 64, 128, 256, 512, None),  # None: one scale a row
     "shift": ("zero", "offset", "none"),
     "scale": ("16-bit", "float32"),  # 16-bit: x's type, or float16 where that is float32
@@ -54,7 +56,19 @@ class Cell(NamedTuple):
 
     @property
     def bits(self) -> int:
-        return int(self.format.removeprefix("int"))
+        return FORMATS[self.format].bits if self.format in FORMATS else int(self.format.removeprefix("int"))
+
+    @property
+    def made(self) -> "Cell":
+        """What the weight is like."""
+        if self.format not in FORMATS:
+            return self
+        of = FORMATS[self.format]
+        return self._replace(
+            group=self.group if of.any_group else of.group_size,
+            shift="none",
+            scale=self.scale if of.scale_dtype is None else jnp.dtype(of.scale_dtype).name,
+        )
 
     @property
     def flops(self) -> int:
@@ -78,19 +92,25 @@ def cells(platform: str, seed: int, fewest: int, chosen: Mapping[str, Sequence |
 
 def weight(cell: Cell, array: Callable) -> QuantizedTensor:
     """array: (name, shape, dtype) -> one."""
+    cell, of = cell.made, FORMATS.get(cell.format)
     n, k = cell.shape
     group = min(cell.group or k, k)
     shape = (n,) if cell.group is None else (n, -(-k // group))
     dtype = cell.scale
     if dtype == "16-bit":
         dtype = "float16" if cell.dtype == "float32" else cell.dtype
+    is_float8 = of is not None and of.codebook is None
     return QuantizedTensor(
-        packed=array("packed", (n, -(-k * cell.bits // 32)), "uint32"),
+        packed=array("float8", (n, k), "float8_e4m3fn")
+        if is_float8
+        else array("packed", (n, -(-k * cell.bits // 32)), "uint32"),
         scale=array("scale", shape, dtype),
         **({} if cell.shift == "none" else {cell.shift: array(cell.shift, shape, dtype)}),
+        codebook=None if of is None or is_float8 else of.values,
+        global_scale=np.float32(1) if of is not None and of.global_scale else None,
         bits=cell.bits,
         group_size=group if cell.group and k % group else None,
-        k=k if k * cell.bits % 32 else None,
+        k=k if not is_float8 and k * cell.bits % 32 else None,
     )
 
 
@@ -107,6 +127,7 @@ def random(bits: int) -> Callable:
         "zero": lambda size: rng.integers(0, codes, size),
         "offset": lambda size: rng.uniform(-1, 0, size),
         "normal": lambda size: rng.standard_normal(size, np.float32),
+        "float8": lambda size: rng.standard_normal(size, np.float32),
     }
 
     def array(name, shape, dtype):

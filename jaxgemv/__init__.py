@@ -21,3 +21,4 @@ from jaxgemv._ops import gemv_int8 as gemv_int8
 from jaxgemv._quantize import quantize as quantize
 from jaxgemv._tensor import QuantizedTensor as QuantizedTensor
 from jaxgemv._tensor import dequantize as dequantize
+from jaxgemv._tree import quantize_tree as quantize_tree

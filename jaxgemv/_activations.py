@@ -37,8 +37,9 @@ def quantize_activations(x: ArrayLike, *, group_size: int | None = None) -> tupl
 @partial(jax.jit, static_argnums=1)
 def _quantize_activations(x: Array, group: int) -> tuple[Array, Array]:
     groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group)
-    largest = jnp.max(jnp.abs(groups), axis=-1)
-    largest = jnp.where(jnp.isfinite(largest), largest, jnp.nan)
+    # XLA's maximum loses NaN on a CPU.
+    finite = jnp.all(jnp.isfinite(groups), axis=-1)
+    largest = jnp.where(finite, jnp.max(jnp.abs(groups), axis=-1), jnp.nan)
     scale = largest / _LARGEST
     # By the reciprocal of the rounded scale codes could pass 127.
     codes = jnp.round(groups * jnp.where(scale > 0, _LARGEST / largest, 0)[..., None])

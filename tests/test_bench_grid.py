@@ -21,6 +21,8 @@ CELLS = [
     Cell("float32", "int4", 32, "zero", "float32", 1, (24, 100)),  # the last group is ragged
     Cell("float32", "int3", None, "none", "16-bit", 70, (24, 100)),
     Cell("bfloat16", "int1", 512, "offset", "16-bit", 3, (8, 67)),
+    Cell("bfloat16", "nvfp4", 512, "offset", "16-bit", 2, (8, 67)),
+    Cell("float32", "fp8", 32, "zero", "float32", 1, (8, 67)),
 ]
 
 
@@ -68,7 +70,8 @@ def test_weights_are_what_the_cell_says(cell):
     w = grid_cells.weight(cell, grid_cells.random(cell.bits))
     assert w.shape == cell.shape
     assert w.bits == cell.bits
-    assert w.scale.dtype.itemsize == (4 if cell.scale == "float32" else 2)
+    cell = cell.made
+    assert w.scale.dtype.itemsize == {"float32": 4, "16-bit": 2}.get(cell.scale, 1)
     groups = () if cell.group is None else (-(-cell.shape[1] // cell.group),)
     assert w.scale.shape == (cell.shape[0], *groups)
     given = {name for name in ("zero", "offset") if getattr(w, name) is not None}
@@ -104,7 +107,7 @@ def test_a_run(small, tmp_path):
         assert r.kernel
     method = {**small.method(), "grid": True, "seed": 0, "cells": len(rows), "seconds": 1.0}
     method["summary"] = grid_report.summary(rows)
-    assert [s["cells"] for s in method["summary"]] == [2, 1, 0]
+    assert [s["cells"] for s in method["summary"]] == [4, 1, 0]
     assert len(grid_report.notes(method)) == 6
     env = environment.environment(jax.devices(DEVICE)[0], "commit")
     path = report.save(tmp_path / "grid.json", env, method, rows)

@@ -2,6 +2,7 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_errors import a, check, i8, i32, tensor, u8, u32
@@ -63,6 +64,77 @@ QUANTIZE = (
     (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (0, 64)", a(0, 64), {}),
     (ValueError, "in_axis must be an axis of weight, (6, 64); got 2", a(6, 64), {"in_axis": 2}),
     (ValueError, "group_size must be a positive integer or None; got -1", a(6, 64), {"group_size": -1}),
+    (
+        ValueError,
+        "format must be None or one of nf4, fp4, mxfp4, nvfp4, iq4_nl, fp8, mxfp8; got 'nf5'",
+        a(6, 64),
+        {"format": "nf5"},
+    ),
+    (ValueError, "bits must be 4 for format='nf4'; got 3", a(6, 64), {"format": "nf4", "bits": 3}),
+    (ValueError, "bits must be 8 for format='fp8'; got 4", a(6, 64), {"format": "fp8", "bits": 4}),
+    (
+        ValueError,
+        "group_size must be 64 for format='nf4'; got 128",
+        a(6, 64),
+        {"format": "nf4", "group_size": 128},
+    ),
+    (
+        ValueError,
+        "group_size must be 16 for format='nvfp4'; got None",
+        a(6, 64),
+        {"format": "nvfp4", "group_size": None},
+    ),
+    (
+        ValueError,
+        "group_size must be a positive integer or None; got 0",
+        a(6, 64),
+        {"format": "fp8", "group_size": 0},
+    ),
+    (
+        ValueError,
+        "symmetric must be False for format='mxfp4'; got True",
+        a(6, 64),
+        {"format": "mxfp4", "symmetric": True},
+    ),
+    (
+        TypeError,
+        "scale_dtype must be float8_e8m0fnu for format='mxfp4'; got float16",
+        a(6, 64),
+        {"format": "mxfp4", "scale_dtype": jnp.float16},
+    ),
+    (
+        TypeError,
+        "scale_dtype must be float16, bfloat16 or float32; got float8_e4m3fn",
+        a(6, 64),
+        {"format": "fp8", "scale_dtype": jnp.float8_e4m3fn},
+    ),
+    (ValueError, "method must be 'mse' or 'minmax'; got 'l1'", a(6, 64), {"method": "l1"}),
+    (
+        ValueError,
+        "importance must be None for method='minmax'; got an array",
+        a(6, 64),
+        {"method": "minmax", "importance": np.ones(64, np.float32)},
+    ),
+    (TypeError, "importance must be a float array; got int64", a(6, 64), {"importance": np.ones(64, int)}),
+    (TypeError, "importance must be an array; got str", a(6, 64), {"importance": "x"}),
+    (
+        ValueError,
+        "importance must have shape (64,), one for each input; got (6,)",
+        a(6, 64),
+        {"importance": np.ones(6)},
+    ),
+    (
+        ValueError,
+        "importance must be finite and >= 0; got -1.0 to 1.0",
+        a(6, 2),
+        {"importance": np.array([1.0, -1.0])},
+    ),
+    (
+        ValueError,
+        "importance must be finite and >= 0; got nan to nan",
+        a(6, 2),
+        {"importance": np.array([1.0, np.nan])},
+    ),
 )
 
 

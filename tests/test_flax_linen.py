@@ -13,7 +13,7 @@ from flax import errors, serialization
 from problems import Problem
 from tolerance import assert_close, assert_equal
 
-from jaxgemv import QuantizedTensor
+from jaxgemv import QuantizedTensor, gemv, quantize
 from jaxgemv.flax.linen import QuantDense
 
 K, N, GROUP = 70, 24, 32  # neither words nor groups come out even
@@ -224,6 +224,64 @@ def test_imported_kernel_with_an_offset(rng):
     assert_close(y, p.answer(), p.magnitude(), K, dtype=jnp.float32)
 
 
+@pytest.mark.parametrize(
+    ("format", "arrays"),
+    [
+        ("nvfp4", {"packed", "scale", "codebook", "global_scale"}),
+        ("fp8", {"packed", "scale"}),  # 70 bytes a row are no whole words
+    ],
+)
+def test_formats(rng, format, arrays):
+    """From a layer, from init, and a stack under nn.scan: the variables alone make the weight again."""
+    original, variables = dense(rng)
+    layer, quantised = QuantDense.from_dense(original, variables, format=format)
+    kernel = quantised["quant"]["kernel"]
+    assert set(kernel) == arrays
+    w = quantize(variables["params"]["kernel"], format=format, in_axis=0)
+    assert (layer.bits, layer.group_size) == (w.bits, 16 if format == "nvfp4" else None)
+    x = inputs(rng, 2)
+    expected = gemv(x, w, bias=variables["params"]["bias"])
+    assert expected.dtype == jnp.float32
+    assert_equal(layer.apply(quantised, x), expected)
+    assert_equal(layer.clone().apply(quantised, x), expected)
+
+    blank = QuantDense(N, format=format)
+    assert jax.tree.map(jnp.shape, blank.init(jax.random.key(0), x)) == jax.tree.map(jnp.shape, quantised)
+
+    axes = {"variable_axes": {"params": 0, "quant": 0}, "split_rngs": {"params": True}}
+    stack = jnp.asarray(rng.standard_normal((3, K, K)), jnp.float32)
+    layer, variables = QuantDense.from_dense(
+        nn.Dense(K, use_bias=False), {"params": {"kernel": stack}}, format=format
+    )
+    scanned = nn.scan(Body, **axes, length=3)(QuantDense, (("format", format), ("use_bias", False)))
+    _, ys = scanned.apply({"quant": {"dense": variables["quant"]}}, x, None)
+    assert_equal(ys[0], gemv(x, quantize(stack[0], format=format, in_axis=0)))
+    assert_equal(ys[2], gemv(ys[1], quantize(stack[2], format=format, in_axis=0)))
+
+
+def test_method(rng):
+    original, variables = dense(rng)
+    for method in ("mse", "minmax"):
+        layer, quantised = QuantDense.from_dense(original, variables, bits=3, group_size=GROUP, method=method)
+        w = quantize(variables["params"]["kernel"], bits=3, group_size=GROUP, method=method, in_axis=0)
+        assert layer.method == method
+        assert_equal(quantised["quant"]["kernel"], {"packed": w.packed, "scale": w.scale, "zero": w.zero})
+
+
+def test_axis_names_of_a_codebook(rng):
+    """A table has no rows; what stacks the kernel stacks it."""
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+    layer = QuantDense(N, kernel_init=init, format="nvfp4")
+    specs = nn.get_partition_spec(layer.init(jax.random.key(0), inputs(rng, 1)))["quant"]["kernel"]
+    spec = jax.sharding.PartitionSpec
+    assert specs == {
+        "packed": spec("mlp", "embed"),
+        "scale": spec("mlp", "embed"),
+        "codebook": spec(None),
+        "global_scale": spec(),
+    }
+
+
 @pytest.mark.parametrize("annotate", [nn.with_partitioning, nn.with_logical_partitioning])
 def test_axis_names_pass_to_the_arrays(rng, annotate):
     init = annotate(nn.initializers.lecun_normal(), ("embed", "mlp"))
@@ -252,6 +310,8 @@ def test_axis_names_pass_to_the_arrays(rng, annotate):
         ({"dot_general_cls": object}, "QuantDense: dot_general_cls must be None"),
         ({"promote_dtype": print}, "QuantDense: promote_dtype must be the default, promote_dtype"),
         ({"bits": 9}, "quantize: bits must be an integer from 1 to 8; got 9"),
+        ({"format": "nf4", "bits": 8}, "quantize: bits must be 4 for format='nf4'; got 8"),
+        ({"method": "best"}, "quantize: method must be 'mse' or 'minmax'; got 'best'"),
     ],
 )
 def test_refused_fields(rng, fields, message):

@@ -13,7 +13,7 @@ from problems import Problem
 from sharded import mesh_of, put, spec_of
 from tolerance import assert_close, assert_equal
 
-from jaxgemv import quantize
+from jaxgemv import gemv, quantize
 
 with warnings.catch_warnings():
     # Flax 0.12.0, the newest for jax 0.8.0, warns as it loads.
@@ -225,6 +225,49 @@ def test_from_stacked_linears(rng):
     assert layers.bias[...].shape == (3, N)
 
 
+@pytest.mark.parametrize(
+    ("format", "arrays"),
+    [
+        ("nvfp4", {"packed", "scale", "codebook", "global_scale"}),
+        ("fp8", {"packed", "scale"}),  # 70 bytes a row are no whole words
+    ],
+)
+def test_formats(rng, format, arrays):
+    """From a layer, through split and merge, and from a stack: the arrays alone make the weight again."""
+    original = linear()
+    layer = QuantLinear.from_linear(original, format=format)
+    assert set(nnx.to_pure_dict(nnx.state(layer, QuantizedKernel))) == arrays
+    w = quantize(original.kernel[...], format=format, in_axis=0)
+    assert (layer.bits, layer.group_size) == (w.bits, 16 if format == "nvfp4" else None)
+    assert_equal(layer.kernel, w)
+    x = inputs(rng, 2)
+    merged = nnx.merge(*nnx.split(layer))
+    assert_equal(merged(x), gemv(x, w, bias=original.bias[...]))
+
+    stack = nnx.vmap(lambda key: nnx.Linear(K, N, rngs=nnx.Rngs(key)))(keys())
+    layers = QuantLinear.from_linear(stack, format=format)
+    assert_equal(layers.kernel, quantize(stack.kernel[...], in_axis=-2, format=format))
+    ys = nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(layers, x)
+    assert_equal(ys[2], gemv(x, layers.kernel[2], bias=stack.bias[2]))
+
+
+def test_method():
+    original = linear()
+    for method in ("mse", "minmax"):
+        layer = QuantLinear.from_linear(original, bits=3, group_size=GROUP, method=method)
+        expected = quantize(original.kernel[...], bits=3, group_size=GROUP, method=method, in_axis=0)
+        assert layer.method == method
+        assert_equal(layer.kernel, expected)
+
+
+def test_axis_names_of_a_codebook():
+    """A table has no rows."""
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("embed", "mlp"), eager_sharding=False)
+    layer = QuantLinear(K, N, kernel_init=init, format="nf4", rngs=nnx.Rngs(0))
+    assert axis_names(layer.scale) == ("mlp", "embed")
+    assert axis_names(layer.codebook) == (None,)
+
+
 def test_state_round_trip(rng):
     layer = QuantLinear.from_linear(linear(dtype=jnp.bfloat16), group_size=GROUP)
     saved = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer)))
@@ -278,6 +321,7 @@ def test_metadata_of_kernel_and_bias():
         ({"dot_general": print}, "QuantLinear: dot_general must be the default, dot_general"),
         ({"promote_dtype": print}, "QuantLinear: promote_dtype must be the default, promote_dtype"),
         ({"bits": 0}, "quantize: bits must be an integer from 1 to 8; got 0"),
+        ({"format": "fp8", "bits": 4}, "quantize: bits must be 8 for format='fp8'; got 4"),
     ],
 )
 def test_refused_arguments(arguments, message):

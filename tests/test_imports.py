@@ -14,11 +14,11 @@ ROOT = Path(jaxgemv.__file__).parent
 # A module may import those of the levels above its own.
 LEVELS = (
     {"_extensions"},
-    {"_operands", "_check", "_grouped"},
-    {"_ffi", "_format", "_around"},
+    {"_operands", "_check", "_grouped", "_rounding", "codebooks"},
+    {"_ffi", "_format", "_formats", "_around"},
     {"_tensor", "_reference", "_dispatch"},
     {"_quantize", "_arguments", "_sharding", "_many_rows"},
-    {"_primitive"},
+    {"_primitive", "_tree"},
     {"_ops", "_activations"},
     {"_config", "reference"},
     {"jaxgemv"},
@@ -96,11 +96,12 @@ def test_public_names():
         "gemv",
         "quantize",
         "quantize_activations",
+        "quantize_tree",
         "dequantize",
         "pack",
         "unpack",
     }
-    assert public == functions | {"QuantizedTensor", "reference", "show_config", "EXPORT_CHECKS"}
+    assert public == functions | {"QuantizedTensor", "codebooks", "reference", "show_config", "EXPORT_CHECKS"}
 
 
 def test_typed():

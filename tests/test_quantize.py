@@ -1,12 +1,19 @@
-"""quantize: half a step of error, whatever the group, the dtype and the axis."""
+"""quantize by min-max: half a step of error, whatever the group, the dtype and the axis.
+
+The search for the least squared error, and formats with a name, are in test_rounding.py and test_quantize_formats.py.
+"""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgemv import dequantize, gemv, quantize, unpack
+from jaxgemv import dequantize, gemv, unpack
+from jaxgemv import quantize as by_any_method
 
+quantize = partial(by_any_method, method="minmax")
 GROUPS = (None, 128, 32, 24, 1000)  # 24 does not divide K; 1000 is more than K
 
 

@@ -7,7 +7,8 @@ from flax.linen.dtypes import canonicalize_dtype
 from jax import Array, lax
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._check import ONE_BYTE
+from jaxgemv._check import FLOAT8, ONE_BYTE
+from jaxgemv._quantize import static
 
 
 def check_precision(op: str, precision) -> None:
@@ -38,20 +39,18 @@ def check_type(op: str, name: str, layer, kind: type) -> None:
 
 
 def weight(arrays: Mapping, *, bits: int, group_size: int | None, k: int) -> QuantizedTensor:
-    """The tensor of `quantize(..., bits=bits, group_size=group_size)` from its arrays."""
-    group = min(group_size or k, k)
-    return QuantizedTensor(
-        **arrays,
-        bits=bits,
-        group_size=group if k % group else None,
-        k=k if k * bits % 32 else None,
-    )
+    """The tensor of `quantize(..., bits=bits, group_size=group_size)`, or of a format with these, from its arrays."""
+    is_float8 = arrays["packed"].dtype in FLOAT8
+    return QuantizedTensor(**arrays, **static(bits, group_size, k, is_float8=is_float8))
 
 
-def out_in(names, ndim: int) -> tuple:
-    """The axis names of a (..., in, out) kernel, reordered for a (..., N, K) weight."""
+def out_in(names, ndim: int, name: str, array_ndim: int) -> tuple:
+    """The axis names of a (..., in, out) kernel for the array `name` of a (..., N, K) weight, out before in."""
     names = (*names, *(None,) * (ndim - len(names)))
-    return (*names[:-2], names[-1], names[-2])
+    lead = names[:-2]
+    if name == "codebook":
+        return (*lead, None)
+    return (*lead, names[-1], names[-2])[:array_ndim]
 
 
 def product(

@@ -15,24 +15,27 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 from jax import Array
 
 from jaxgemv import quantize
+from jaxgemv._formats import GroupSize, resolve
+from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
 
 _NO_HOOKS = {"promote_dtype": promote_dtype, "dot_general": None, "dot_general_cls": None}
 
 
 class QuantDense(nn.Module):
-    """A linear layer over the last dimension, with the fields of `nn.Dense` and a kernel of `bits`-bit codes.
+    """A linear layer over the last dimension, with the fields of `nn.Dense` and a kernel of low-bit codes.
 
     Variables: `params/bias`, trained as ever, and `quant/kernel`, a dict with the arrays of a
-    `jaxgemv.QuantizedTensor` of shape (features, in): `packed`, `scale`, and `zero` unless symmetric (an imported
-    kernel may bring the others instead). `init` quantises what `kernel_init` gives; axis names that
+    `jaxgemv.QuantizedTensor` of shape (features, in): `packed`, `scale`, and `zero` unless symmetric, or what the
+    format has instead (an imported kernel may bring others). `init` quantises what `kernel_init` gives; axis names that
     `nn.with_partitioning` or `nn.with_logical_partitioning` puts on the kernel pass to its arrays, out before in.
 
     - features, use_bias, dtype, param_dtype, kernel_init, bias_init: as in `nn.Dense`. The result has the
       computation's dtype, to which the kernel adds the dtype of its scale.
     - precision: None, DEFAULT or HIGHEST, all of which mean float32 sums.
     - promote_dtype, dot_general, dot_general_cls: only the defaults.
-    - bits, group_size, symmetric, scale_dtype: as in `jaxgemv.quantize`. implementation: as in `jaxgemv.gemv`.
+    - bits, format, group_size, symmetric, method, scale_dtype: as in `jaxgemv.quantize`; bits and group_size are
+      those of the format, or the defaults, once the layer is made. implementation: as in `jaxgemv.gemv`.
 
     Under `nn.scan` and `nn.vmap`, give `quant` an axis in `variable_axes`, as `params` has one. Raises ValueError
     for the arguments above, and what `jaxgemv.quantize` and `jaxgemv.gemv` raise.
@@ -48,11 +51,19 @@ class QuantDense(nn.Module):
     promote_dtype: Any = promote_dtype
     dot_general: Any = None
     dot_general_cls: Any = None
-    bits: int = 4
-    group_size: int | None = 128
+    bits: int = None  # pyright: ignore[reportAssignmentType]  becomes 4, or the format's
+    format: str | None = None
+    group_size: int | None = "default"  # pyright: ignore[reportAssignmentType]  becomes 128, or the format's
     symmetric: bool = False
+    method: str = "mse"
     scale_dtype: Dtype | None = None
     implementation: str | None = None
+
+    def __post_init__(self):
+        bits, group_size = resolve("quantize", self.format, self.bits, self.group_size)
+        object.__setattr__(self, "bits", bits)
+        object.__setattr__(self, "group_size", group_size)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
@@ -77,9 +88,11 @@ class QuantDense(nn.Module):
         dense: nn.Dense,
         variables: Mapping,
         *,
-        bits: int = 4,
-        group_size: int | None = 128,
+        bits: int | None = None,
+        format: str | None = None,
+        group_size: GroupSize = "default",
         symmetric: bool = False,
+        method: str = "mse",
         scale_dtype: Dtype | None = None,
         implementation: str | None = None,
     ) -> tuple["QuantDense", dict]:
@@ -93,9 +106,11 @@ class QuantDense(nn.Module):
         shared = {field.name for field in dataclasses.fields(dense)} & own
         layer = cls(
             **{name: getattr(dense, name) for name in shared},
-            bits=bits,
-            group_size=group_size,
+            bits=bits,  # pyright: ignore[reportArgumentType]
+            format=format,
+            group_size=group_size,  # pyright: ignore[reportArgumentType]
             symmetric=symmetric,
+            method=method,
             scale_dtype=scale_dtype,
             implementation=implementation,
         )
@@ -117,17 +132,21 @@ def _quantized(layer: QuantDense, kernel) -> dict[str, Any]:
     w = quantize(
         nn.meta.unbox(kernel),
         bits=layer.bits,
+        format=layer.format,
         group_size=layer.group_size,
         symmetric=layer.symmetric,
+        method=layer.method,
         in_axis=-2,
         scale_dtype=layer.scale_dtype,
     )
-    arrays = {name: a for name in ("packed", "scale", "zero") if (a := getattr(w, name)) is not None}
+    arrays = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None}
     if not isinstance(kernel, nn.meta.AxisMetadata):
         return arrays
     if not isinstance(kernel, nn.Partitioned):
         raise TypeError(
             f"QuantDense: the kernel's metadata must be nn.Partitioned; got {type(kernel).__name__}"
         )
-    names = _layer.out_in(kernel.names, w.ndim)
-    return {name: kernel.replace(value=a, names=names[: a.ndim]) for name, a in arrays.items()}
+    return {
+        name: kernel.replace(value=a, names=_layer.out_in(kernel.names, w.ndim, name, a.ndim))
+        for name, a in arrays.items()
+    }

@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemv import QuantizedTensor, quantize
+from jaxgemv._formats import GroupSize, resolve
 from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
 
@@ -29,19 +30,20 @@ class QuantizedKernel(nnx.Variable):
 
 
 class QuantLinear(nnx.Module):
-    """A linear layer over the last dimension, with the arguments of `nnx.Linear` and a kernel of `bits`-bit codes.
+    """A linear layer over the last dimension, with the arguments of `nnx.Linear` and a kernel of low-bit codes.
 
     State: `bias`, an `nnx.Param`, and the arrays of a `jaxgemv.QuantizedTensor` of shape (out_features,
-    in_features) as `QuantizedKernel`s: `packed`, `scale`, and `zero` unless symmetric (an imported kernel may bring
-    the others instead). Axis names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to
-    its arrays, out before in.
+    in_features) as `QuantizedKernel`s: `packed`, `scale`, and `zero` unless symmetric, or what the format has instead
+    (an imported kernel may bring others). Axis names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass
+    to its arrays, out before in.
 
     - use_bias, dtype, param_dtype, kernel_init, bias_init, preferred_element_type, rngs, kernel_metadata,
       bias_metadata: as in `nnx.Linear`. The result has the computation's dtype, to which the kernel adds the dtype
       of its scale, unless `preferred_element_type` is given.
     - precision: None, DEFAULT or HIGHEST, all of which mean float32 sums.
     - dot_general, promote_dtype: only the defaults.
-    - bits, group_size, symmetric, scale_dtype: as in `jaxgemv.quantize`. implementation: as in `jaxgemv.gemv`.
+    - bits, format, group_size, symmetric, method, scale_dtype: as in `jaxgemv.quantize`; the attributes bits and
+      group_size are those of the format, or the defaults. implementation: as in `jaxgemv.gemv`.
 
     Raises ValueError for the arguments above, and what `jaxgemv.quantize` and `jaxgemv.gemv` raise.
     """
@@ -63,9 +65,11 @@ class QuantLinear(nnx.Module):
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
-        bits: int = 4,
-        group_size: int | None = 128,
+        bits: int | None = None,
+        format: str | None = None,
+        group_size: GroupSize = "default",
         symmetric: bool = False,
+        method: str = "mse",
         scale_dtype: Dtype | None = None,
         implementation: str | None = None,
     ):
@@ -79,9 +83,10 @@ class QuantLinear(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
         self.preferred_element_type = preferred_element_type
-        self.bits = bits
-        self.group_size = group_size
+        self.bits, self.group_size = resolve("quantize", format, bits, group_size)
+        self.format = format
         self.symmetric = symmetric
+        self.method = method
         self.scale_dtype = scale_dtype
         self.implementation = implementation
 
@@ -90,15 +95,17 @@ class QuantLinear(nnx.Module):
         w = quantize(
             kernel[...],
             bits=bits,
+            format=format,
             group_size=group_size,
             symmetric=symmetric,
+            method=method,
             in_axis=-2,
             scale_dtype=scale_dtype,
         )
         for name in ARRAYS:
             array = getattr(w, name)
             if array is not None:
-                array = QuantizedKernel(array, **_metadata(kernel, w.ndim, array.ndim))
+                array = QuantizedKernel(array, **_metadata(kernel, w.ndim, name, array.ndim))
             setattr(self, name, nnx.data(array))
         bias = None
         if use_bias:
@@ -129,9 +136,11 @@ class QuantLinear(nnx.Module):
         cls,
         linear: nnx.Linear,
         *,
-        bits: int = 4,
-        group_size: int | None = 128,
+        bits: int | None = None,
+        format: str | None = None,
+        group_size: GroupSize = "default",
         symmetric: bool = False,
+        method: str = "mse",
         scale_dtype: Dtype | None = None,
         implementation: str | None = None,
     ) -> "QuantLinear":
@@ -155,8 +164,10 @@ class QuantLinear(nnx.Module):
             preferred_element_type=linear.preferred_element_type,
             rngs=nnx.Rngs(0),
             bits=bits,
+            format=format,
             group_size=group_size,
             symmetric=symmetric,
+            method=method,
             scale_dtype=scale_dtype,
             implementation=implementation,
         )
@@ -167,13 +178,13 @@ def _param(value, metadata: Mapping) -> nnx.Variable:
     return value.copy() if isinstance(value, nnx.Variable) else nnx.Param(value, **metadata)
 
 
-def _metadata(kernel: nnx.Variable, kernel_ndim: int, ndim: int) -> dict[str, Any]:
+def _metadata(kernel: nnx.Variable, kernel_ndim: int, array: str, ndim: int) -> dict[str, Any]:
     """The kernel's metadata for one array of the weight: axis names reordered, hooks on its values left out."""
 
     def reorder(names):
         if isinstance(names, NamedSharding):
             return NamedSharding(names.mesh, reorder(names.spec))
-        ours = _layer.out_in(names, kernel_ndim)[:ndim]
+        ours = _layer.out_in(names, kernel_ndim, array, ndim)
         return PartitionSpec(*ours) if isinstance(names, PartitionSpec) else ours
 
     metadata = {name: value for name, value in kernel.get_metadata().items() if not name.startswith("on_")}

@@ -10,7 +10,7 @@ from jaxgemv._tensor import QuantizedTensor
 
 
 class Entry(NamedTuple):
-    """A tensor that has not been read. nbytes: in the file. load: NotImplementedError for what has no form here."""
+    """A tensor that has not been read. nbytes: in the file. load: may raise NotImplementedError."""
 
     shape: tuple[int, ...]
     format: str  # as its family calls it: "Q4_K", "gptq int4", "bfloat16"

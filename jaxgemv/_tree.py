@@ -1,0 +1,159 @@
+"""`quantize_tree`: the matrices of a model, leaf by leaf."""
+
+from collections.abc import Callable, Iterable, Mapping
+from math import lcm, prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgemv._quantize import quantize
+from jaxgemv._tensor import ARRAYS, QuantizedTensor
+
+_OP = "quantize_tree"
+_NAMES = "kernel", "weight", "w"
+
+Predicate = Callable[[str, Any], bool | Mapping[str, Any]]
+
+
+class Record(NamedTuple):
+    """What became of a leaf, and why. before, after: bytes."""
+
+    path: str
+    what: str  # the new weight's bits and shape, or "kept"
+    why: str
+    before: int
+    after: int
+
+
+def quantize_tree(
+    tree: Any,
+    *,
+    in_axis: int,
+    predicate: Predicate | None = None,
+    donate: bool = False,
+    report: Callable[[Record], Any] | None = None,
+    **quantize_arguments: Any,
+) -> Any:
+    """A pytree of the same structure in which matrices are `QuantizedTensor`s.
+
+    - tree: any pytree of arrays; tensors that are quantised already stay as they are.
+    - in_axis: which axis of a matrix is K, the input features: 0 for Flax kernels (in, out), -1 for (out, in), -2 where
+      kernels have stack dimensions in front.
+    - predicate: (path, array) to whether the leaf is quantised, or to a dict of arguments for it in place of those
+      below; the path is like "layers/0/mlp/kernel". By default float arrays of two dimensions and more whose path ends
+      in kernel, weight or w.
+    - donate: deletes each leaf once its codes are there, so that memory never holds more than the tree and one leaf.
+    - report: called with a `Record` for each leaf.
+    - quantize_arguments: of `jaxgemv.quantize`.
+
+    One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
+    NamedSharding stay sharded, along K as far as each part is whole words and groups. Raises what `quantize` raises,
+    with the path of the leaf.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
+    made = []
+    for path, leaf in _with_progress(leaves):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        arguments, why = _choice(name, leaf, predicate)
+        new = leaf
+        if arguments is not None:
+            new = _quantized(name, leaf, {"in_axis": in_axis} | quantize_arguments | dict(arguments))
+        record = Record(name, _what(new, leaf), why, _nbytes(leaf), _nbytes(new))
+        if donate and new is not leaf and isinstance(leaf, Array) and not isinstance(leaf, Tracer):
+            jax.block_until_ready(new)
+            leaf.delete()
+        made.append(new)
+        if report is not None:
+            report(record)
+    return structure.unflatten(made)
+
+
+def _is_quantized(leaf) -> bool:
+    return isinstance(leaf, QuantizedTensor)
+
+
+def _choice(name: str, leaf, predicate: Predicate | None) -> tuple[Mapping[str, Any] | None, str]:
+    """(arguments of quantize, or None to keep the leaf; why)"""
+    if _is_quantized(leaf):
+        return None, "is quantised already"
+    if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return None, "is no float array"
+    if leaf.ndim < 2:
+        return None, f"has {leaf.ndim} dimension{'s' * (leaf.ndim != 1)}"
+    if predicate is None:
+        last = name.rpartition("/")[2]
+        return (
+            ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
+        )
+    chosen = predicate(name, leaf)
+    if isinstance(chosen, Mapping):
+        return chosen, "predicate gave arguments"
+    if not isinstance(chosen, bool | np.bool_):
+        raise TypeError(f"{_OP}: predicate must give a bool or a dict for {name}; got {chosen!r}")
+    return ({}, "predicate") if chosen else (None, "predicate")
+
+
+def _quantized(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+    try:
+        w = quantize(leaf, **arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{_OP}: {name}: {error}") from error
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, Tracer) or not isinstance(sharding, NamedSharding):
+        return w
+    axis = arguments["in_axis"] % leaf.ndim
+    return _placed(w, sharding, axis)
+
+
+def _placed(w: QuantizedTensor, sharding: NamedSharding, axis: int) -> QuantizedTensor:
+    """Its arrays cut as the matrix was, of which `axis` is K."""
+    cut = (*sharding.spec, *(None,) * (w.ndim - len(sharding.spec)))
+    *lead, n = (each for i, each in enumerate(cut) if i != axis)
+    k = _evenly(cut[axis], w, sharding.mesh)
+
+    def place(name: str, a: Array) -> Array:
+        spec = (*lead, n, k) if name not in ("codebook", "perm", "global_scale") else lead
+        spec = [each if size % _size(each, sharding.mesh) == 0 else None for each, size in zip(spec, a.shape)]
+        return jax.device_put(a, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+
+    arrays = {name: place(name, a) for name in ARRAYS if (a := getattr(w, name)) is not None}
+    return QuantizedTensor(**arrays, bits=w.bits, group_size=w.group_size, k=w.k)
+
+
+def _size(axes, mesh) -> int:
+    names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    return prod(mesh.shape[name] for name in names)
+
+
+def _evenly(axes, w: QuantizedTensor, mesh):
+    """The axes that cut K, if each part is whole words and groups."""
+    k, groups = w.shape[-1], w.scale.shape[-1] if w.scale.ndim == w.ndim else 1
+    unit = lcm(32, w.group_size or k // groups if groups > 1 else 1)
+    return axes if k % (unit * _size(axes, mesh)) == 0 else None
+
+
+def _what(new, leaf) -> str:
+    if new is leaf:
+        return "kept"
+    return f"{new.bits} bits, {'x'.join(map(str, new.shape))}"
+
+
+def _nbytes(leaf) -> int:
+    return sum(
+        prod(a.shape) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(leaf) if hasattr(a, "dtype")
+    )
+
+
+def _with_progress(leaves: list) -> Iterable:
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ModuleNotFoundError:
+        return leaves
+    console = Console(stderr=True)
+    return track(leaves, "quantising", console=console, transient=True, disable=not console.is_terminal)
