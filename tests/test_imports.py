@@ -76,10 +76,10 @@ def test_import_needs_jax_and_numpy_alone(tmp_path):
     script = """
 import sys
 import jax, jax.export, numpy
-blocked = "flax optax mlx gguf torch safetensors hypothesis pytest scipy.sparse matplotlib rich".split()
+blocked = "flax optax mlx gguf torch safetensors hypothesis pytest scipy.sparse matplotlib rich onnx".split()
 before = {name.partition(".")[0] for name in sys.modules}
 sys.modules |= dict.fromkeys(name for name in blocked if name not in sys.modules)
-import jaxgemv
+import jaxgemv, jaxgemv.formats
 after = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
 print(sorted(after - before - set(sys.stdlib_module_names)))
 """

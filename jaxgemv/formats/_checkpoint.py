@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxgemv._quantize import quantize
 from jaxgemv._tensor import QuantizedTensor
 
 
@@ -45,9 +46,23 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
         return f"<Checkpoint of {len(self)} tensors>"
 
 
+def quantized_tensor(**fields: Any) -> QuantizedTensor:
+    """Of numpy arrays, which do as JAX's do where a function takes them."""
+    return QuantizedTensor(**fields)
+
+
 class Options(NamedTuple):
     """Those of `open`. scale_dtype: of scales and offsets that the file has no 16-bit ones of. requantize: arguments of
     `jaxgemv.quantize` for what has no form here, or None to refuse it."""
 
     scale_dtype: np.dtype | None = None
     requantize: Mapping[str, Any] | None = None
+
+
+def converted(what: str, weight: Callable[[], np.ndarray] | None, options: Options) -> QuantizedTensor:
+    """weight, requantised if the options say how."""
+    if weight is None:
+        raise NotImplementedError(f"formats.open: {what}")
+    if options.requantize is None:
+        raise NotImplementedError(f"formats.open: {what}; pass requantize= to convert it")
+    return quantize(np.asarray(weight(), np.float32), **options.requantize)

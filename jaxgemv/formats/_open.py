@@ -1,4 +1,4 @@
-"""`jaxgemv.formats.open`: which family a path belongs to."""
+"""`jaxgemv.formats.open`: which kind of file a path is."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxgemv._check import FLOATS, names_of
-from jaxgemv.formats import gguf
+from jaxgemv.formats import _families, _safetensors, gguf, onnx_matmulnbits
 from jaxgemv.formats._checkpoint import Checkpoint, Options
 
 _OP = "formats.open"
@@ -24,15 +24,18 @@ def open(
 ) -> Checkpoint:
     """The tensors of a checkpoint by name: `QuantizedTensor`s, and numpy arrays of what is not quantised.
 
-    - path: a GGUF file.
-    - scale_dtype: float16, bfloat16 or float32, for scales and offsets that the file has as products of two numbers
-      (Q2_K to Q6_K, say), which only float32 holds exactly. float32 by default.
+    - path: a GGUF, safetensors or ONNX file, or a folder with one, or with safetensors in several and their index.
+      A config.json beside safetensors is read. In them GPTQ, AWQ, compressed-tensors, float8 with scales, ModelOpt's
+      NVFP4, MLX, HQQ, bitsandbytes, gpt-oss and torchao are known, and in ONNX MatMulNBits; docs/models.md has the
+      details. A quantised weight has the name that it has in the unquantised model.
+    - scale_dtype: float16, bfloat16 or float32, for scales and offsets that are float32 otherwise: in the file, or
+      because it has them as products of two numbers (Q2_K to Q6_K, say), which only float32 holds exactly.
     - requantize: arguments of `jaxgemv.quantize` for tensors in a format that cannot be represented, which are refused
       otherwise when they are read; True for the defaults.
 
-    The file is mapped, and a tensor is read when it is asked for; see `Checkpoint`. Raises FileNotFoundError, ValueError
-    for a file that is damaged or of an unknown kind, with file, tensor, expected and got; TypeError for dtypes; and for a
-    tensor that cannot be represented, NotImplementedError.
+    The file is mapped, and a tensor is read when it is asked for; see `Checkpoint`. Raises FileNotFoundError,
+    ValueError for a file that is damaged or of an unknown kind, with file, tensor, expected and got; TypeError for
+    dtypes; and for a tensor that cannot be represented, NotImplementedError.
     """
     if scale_dtype is not None and jnp.dtype(scale_dtype) not in FLOATS:
         raise TypeError(f"{_OP}: scale_dtype must be {names_of(FLOATS)}; got {jnp.dtype(scale_dtype)}")
@@ -46,8 +49,23 @@ def open(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{_OP}: path must be a checkpoint; there is no {path}")
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == gguf.MAGIC:
-                return gguf.read(path, options)
-    raise ValueError(f"{_OP}: {path} must be a GGUF file; got something else")
+    if path.is_dir():
+        files = _safetensors.files_of(path)
+        if files:
+            return _families.read(files, path, options)
+        others = sorted(file for file in path.iterdir() if file.suffix in (".gguf", ".onnx"))
+        if len(others) != 1:
+            got = ", ".join(file.name for file in others) or "none of them"
+            raise ValueError(
+                f"{_OP}: {path} must have safetensors files, or one GGUF or ONNX file; got {got}"
+            )
+        path = others[0]
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic == gguf.MAGIC:
+        return gguf.read(path, options)
+    if path.suffix == ".onnx":
+        return onnx_matmulnbits.read(path, options)
+    if path.suffix == ".safetensors" or _safetensors.looks_like_it(path):
+        return _families.read({path: set()}, path.parent, options)
+    raise ValueError(f"{_OP}: {path} must be a GGUF, safetensors or ONNX file; got something else")

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgemv._quantize import quantize
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options
+from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options, converted
 from jaxgemv.formats.gguf_types import PLAIN, TYPES, UNREPRESENTABLE, BlockType
 
 MAGIC = b"GGUF"
@@ -55,8 +54,12 @@ def read(path: Path, options: Options) -> Checkpoint:
             raise reader.error(f"tensor {info.name}", "one of its name", "two")
         entries[info.name] = _entry(reader, info, start, options)
     for name, entry in list(entries.items()):  # NVFP4's second scale
-        scale = entries.get(f"{name.removesuffix('.weight')}.scale")
-        if entry.format == "NVFP4" and scale is not None:
+        key = f"{name.removesuffix('.weight')}.scale"
+        if entry.format == "NVFP4" and key in entries:
+            scale, stack = entries[key], entry.shape[:-2]
+            if scale.format != "F32" or prod(scale.shape) not in (1, prod(stack)):
+                expected = f"F32, one or one for each of {stack}"
+                raise reader.error(f"tensor {key}", expected, f"{scale.format} {scale.shape}")
             entries[name] = entry._replace(load=partial(_with_global_scale, entry.load, scale.load))
     architecture = metadata.get("general.architecture")
     prefix = f"{architecture}."
@@ -168,18 +171,18 @@ def _quantized(kind: BlockType, rows: np.ndarray, options: Options) -> Quantized
 
 
 def _requantized(path: Path, info: _Info, format: str, rows: np.ndarray, options: Options) -> QuantizedTensor:
-    if options.requantize is None:
-        raise NotImplementedError(
-            f"formats.open: {path}: tensor {info.name} is {format}, whose codes stand for several weights each; "
-            "pass requantize= to convert it"
-        )
-    try:
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ModuleNotFoundError as error:
-        raise ImportError('formats.open: requantize needs gguf: pip install "jaxgemv[formats]"') from error
-    weight = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType(info.type))
-    return quantize(weight, **options.requantize)
+    def weight() -> np.ndarray:
+        try:
+            from gguf.constants import GGMLQuantizationType
+            from gguf.quants import dequantize
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                'formats.open: requantize needs gguf: pip install "jaxgemv[formats]"'
+            ) from error
+        return dequantize(np.ascontiguousarray(rows), GGMLQuantizationType(info.type))
+
+    what = f"{path}: tensor {info.name} is {format}, whose codes stand for several weights each"
+    return converted(what, weight, options)
 
 
 def _with_global_scale(load: Callable, scale: Callable) -> QuantizedTensor:

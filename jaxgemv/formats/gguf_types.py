@@ -13,6 +13,7 @@ import numpy as np
 from jaxgemv import codebooks
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words
+from jaxgemv.formats._checkpoint import quantized_tensor
 
 # Type numbers of GGUF.
 PLAIN = {
@@ -68,7 +69,7 @@ class BlockType(NamedTuple):
 
         stack = lead[:-1]
         scale = parameter(decoded.scale)
-        return QuantizedTensor(
+        return quantized_tensor(
             packed=packed_words(decoded.codes.reshape(*lead, k), self.bits),
             scale=scale,
             offset=None if decoded.offset is None else parameter(decoded.offset),

@@ -1,0 +1,80 @@
+"""Which families there are, and how the tensors of safetensors files become entries."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from jaxgemv._check import check_weight
+from jaxgemv._tensor import QuantizedTensor
+from jaxgemv.formats import (
+    _other,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gpt_oss,
+    gptq,
+    hqq,
+    mlx,
+    modelopt,
+    torchao,
+)
+from jaxgemv.formats._checkpoint import Checkpoint, Entry
+from jaxgemv.formats._layers import Layer, Options, Source
+from jaxgemv.formats._safetensors import quantization_of, read_files, read_json
+
+# Each has MARKERS, how a tensor's name may end that shows a layer of its own; WEIGHT, how the weight's name ends
+# instead; PARTS, how all names of a layer may end; owns(layer), whether it is really its own; and entry(layer).
+FAMILIES = (gptq, awq, bitsandbytes, compressed_tensors, modelopt, fp8, mlx, hqq, gpt_oss, torchao, _other)
+_MARKERS = [(marker, family) for family in FAMILIES for marker in family.MARKERS]
+
+
+def read(files: Mapping[Path, set[str]], folder: Path, options: Options) -> Checkpoint:
+    """files: and the tensors that must be in each. folder: where config.json may be."""
+    tensors, places, metadata = read_files(files)
+    config = read_json(folder / "config.json")
+    quantization = quantization_of(folder, config)
+    source = Source(tensors, places, metadata, config, quantization, options)
+    entries = {}
+    parts: set[str] = set()  # of quantised weights
+    for name in tensors:
+        layer_of = _layer(source, name)
+        if layer_of is None:
+            continue
+        layer, family = layer_of
+        entry = family.entry(layer)
+        entries[layer.name] = entry._replace(load=partial(_checked, layer, entry))
+        parts |= {layer.prefix + suffix for suffix in family.PARTS}
+    for name, tensor in tensors.items():
+        if name in parts:
+            continue
+        if name in entries:
+            raise ValueError(
+                f"formats.open: {places[name]}: tensor {name} must be there once; got a quantised one too"
+            )
+        entries[name] = Entry(tensor.shape, tensor.dtype.name, tensor.nbytes, partial(np.asarray, tensor))
+    return Checkpoint(entries, config, {**metadata, "quantization": quantization})
+
+
+def _layer(source: Source, name: str):
+    for marker, family in _MARKERS:
+        if name.endswith(marker):
+            prefix = name.removesuffix(marker)
+            layer = Layer(source, prefix, prefix + family.WEIGHT)
+            if family.owns(layer):
+                return layer, family
+    return None
+
+
+def _checked(layer: Layer, entry: Entry) -> QuantizedTensor | np.ndarray:
+    w = entry.load()
+    assert isinstance(w, QuantizedTensor)
+    dtype = layer.source.options.scale_dtype
+    if dtype is not None:
+        both = {name: a for name in ("scale", "offset") if (a := getattr(w, name)) is not None}
+        w = replace(w, **{name: a.astype(dtype) for name, a in both.items() if a.dtype == np.float32})
+    check_weight(f"formats.open: tensor {layer.name}", w, w.shape[-1], "w.")
+    return w

@@ -1,0 +1,170 @@
+"""safetensors files as numpy views: https://huggingface.co/docs/safetensors
+
+Eight bytes with the length of the header, the header in JSON, and the tensors one after another. What the header states
+is compared with the file before anything is made of it.
+"""
+
+import json
+import mmap
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+_DTYPES = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "C64": np.dtype("<c8"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+_LONGEST_HEADER = 100_000_000  # the library's limit
+_MOST_DIMENSIONS = 32
+
+
+class File(NamedTuple):
+    tensors: dict[str, np.ndarray]  # views of the mapped file
+    metadata: dict[str, str]
+
+
+def error(path: Path, what: str, expected, got) -> ValueError:
+    return ValueError(f"formats.open: {path}: {what} must be {expected}; got {got}")
+
+
+def looks_like_it(path: Path) -> bool:
+    """A header that begins as JSON does."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
+
+
+def read_file(path: Path) -> File:
+    if path.stat().st_size < 8:
+        raise error(path, "the file", "at least 8 bytes long", path.stat().st_size)
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    everything = np.frombuffer(memory, np.uint8)
+    length = int(everything[:8].view("<u8")[0])
+    if length > min(len(everything) - 8, _LONGEST_HEADER):
+        raise error(path, "the length of the header", f"at most {len(everything) - 8}", length)
+    header = _json_object(path, "the header", everything[8 : 8 + length].tobytes())
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise error(path, "__metadata__", "an object", type(metadata).__name__)
+    data = everything[8 + length :]
+    return File({name: _view(path, name, info, data) for name, info in header.items()}, metadata)
+
+
+def _view(path: Path, name: str, info: Any, data: np.ndarray) -> np.ndarray:
+    what = f"tensor {name}"
+    if not isinstance(info, dict) or not info.keys() >= {"dtype", "shape", "data_offsets"}:
+        raise error(path, what, "an object with dtype, shape and data_offsets", _short(info))
+    kind, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
+    dtype = _DTYPES.get(kind) if isinstance(kind, str) else None
+    if dtype is None:
+        raise error(path, f"the dtype of {what}", f"one of {', '.join(_DTYPES)}", _short(kind))
+    if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+        raise error(path, f"the shape of {what}", f"at most {_MOST_DIMENSIONS} sizes", _short(shape))
+    if not _sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= len(data):
+        raise error(path, f"data_offsets of {what}", f"two, within {len(data)} bytes", _short(offsets))
+    nbytes = prod(shape) * dtype.itemsize
+    if offsets[1] - offsets[0] != nbytes:
+        raise error(path, what, f"{nbytes} bytes for {kind} {_short(shape)}", offsets[1] - offsets[0])
+    if nbytes == 0 and prod(max(size, 1) for size in shape) >= 1 << 40:  # which numpy would not make
+        raise error(path, f"the shape of {what}", "less than 2^40 without its zeros", _short(shape))
+    return data[offsets[0] : offsets[1]].view(dtype).reshape(shape)
+
+
+def _sizes(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _json_object(path: Path, what: str, text: bytes) -> dict[str, Any]:
+    def unique(pairs):
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name that occurs twice")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as problem:  # also text that is not UTF-8
+        raise error(path, what, "a JSON object", _short(str(problem))) from None
+    if not isinstance(found, dict):
+        raise error(path, what, "a JSON object", type(found).__name__)
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    return _json_object(path, "the file", path.read_bytes()) if path.is_file() else {}
+
+
+def files_of(path: Path) -> dict[Path, set[str]]:
+    """Those that hold the tensors of a folder, and names that each must have: what its index says, or all files."""
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    if not indexes:
+        return {file: set() for file in sorted(path.glob("*.safetensors"))}
+    index = path / "model.safetensors.index.json"
+    index = index if index in indexes else indexes[0]
+    weights = read_json(index).get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise error(index, "weight_map", "an object of file names", _short(weights))
+    files: dict[Path, set[str]] = {}
+    for tensor, name in weights.items():
+        if Path(name).name != name or not (path / name).is_file():
+            raise error(index, "weight_map", "of files in its folder", _short(name))
+        files.setdefault(path / name, set()).add(tensor)
+    return files
+
+
+def read_files(
+    files: Mapping[Path, set[str]],
+) -> tuple[dict[str, np.ndarray], dict[str, Path], dict[str, str]]:
+    """Tensors, where each is, and all metadata."""
+    tensors: dict[str, np.ndarray] = {}
+    places: dict[str, Path] = {}
+    metadata: dict[str, str] = {}
+    for path, expected in files.items():
+        file = read_file(path)
+        for name in expected - file.tensors.keys():
+            raise error(path, f"tensor {name}", "in it, as the index says", "none")
+        for name, tensor in file.tensors.items():
+            if name in tensors:
+                raise error(path, f"tensor {name}", "in one file", f"another one in {places[name].name}")
+            tensors[name], places[name] = tensor, path
+        metadata |= file.metadata
+    return tensors, places, metadata
+
+
+def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the family says of its codes, wherever it keeps that; empty where nothing does."""
+    for holder in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config", "quantization"):
+            if isinstance(holder, Mapping) and isinstance(holder.get(key), dict):
+                return holder[key]
+    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
+        found = read_json(folder / name)
+        if found:
+            inner = found.get("quantization")  # ModelOpt's
+            return inner if isinstance(inner, dict) else found
+    return {}

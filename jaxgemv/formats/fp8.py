@@ -1,0 +1,62 @@
+"""Weights of float8, and a scale for each, each row, or each block.
+
+- weight float8_e4m3fn or float8_e5m2 (..., N, K); the scale multiplies, whatever it is called.
+- weight_scale_inv (..., ceil(N / n), ceil(K / k)) for blocks of n x k, 128 x 128 in DeepSeek's models
+  (`weight_block_size` in the config).
+- weight_scale: (), (1,), (N,), (N, 1), (N, G) or of blocks too, as compressed-tensors ("float-quantized"), ModelOpt and
+  others have it; of uint8 it is e8m0 (MXFP8).
+
+Source: inference/kernel.py (weight_dequant) of https://github.com/deepseek-ai/DeepSeek-V3.
+"""
+
+import numpy as np
+
+from jaxgemv._tensor import QuantizedTensor
+from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._layers import E4M3, E5M2, E8M0, FLOATS, UINT8, Layer
+
+MARKERS, WEIGHT = ("_scale_inv", "_scale"), ""
+PARTS = ("", "_scale_inv", "_scale")
+
+
+def owns(layer: Layer) -> bool:
+    weight = layer.get("")
+    return weight is not None and weight.dtype in (E4M3, E5M2) and weight.ndim >= 2
+
+
+def entry(layer: Layer) -> Entry:
+    weight = layer.need("")
+    suffix = "_scale" if layer.get("_scale_inv") is None else "_scale_inv"
+    scale = layer.need(suffix, (*FLOATS, E8M0, UINT8))
+    scale = scale.view(E8M0) if scale.dtype == UINT8 else scale
+    by_row, group_size = block_scale(layer, suffix, scale, weight.shape)
+
+    def load() -> QuantizedTensor:
+        return quantized_tensor(packed=weight, scale=by_row(), group_size=group_size)
+
+    return layer.entry(PARTS, weight.shape, "fp8 e4m3" if weight.dtype == E4M3 else "fp8 e5m2", load)
+
+
+def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, ...]):
+    """A function that makes (..., N, G), (..., N) or (...) of a scale of blocks, rows or the whole weight (..., N, K);
+    and what QuantizedTensor's group_size has to be."""
+    *lead, n, k = shape
+    for form in ((*lead,), (*lead, 1), (*lead, 1, 1)):
+        if scale.shape == form:
+            return lambda: scale.reshape(lead), None
+    if scale.shape == (*lead, n):
+        return lambda: scale, None
+    if scale.ndim != len(shape) or scale.shape[:-2] != (*lead,):
+        raise layer.error(suffix, f"one for the tensor, rows or blocks of {shape}", scale.shape)
+    rows, groups = scale.shape[-2:]
+    block = layer.quantization.get("weight_block_size") or (128, 128)
+    if not (
+        isinstance(block, list | tuple) and len(block) == 2 and all(type(b) is int and b > 0 for b in block)
+    ):
+        raise layer.error(suffix, "described with two integers in weight_block_size", block)
+    high = next((b for b in (1, block[0], -(-n // rows)) if -(-n // b) == rows), None)
+    if high is None:
+        raise layer.error(suffix, f"of {-(-n // block[0])} rows for {n} in blocks of {block[0]}", scale.shape)
+    _, group_size = layer.group_of(suffix, k, groups, block[1])
+    # The kernels' scales are of rows.
+    return lambda: scale if high == 1 else np.repeat(scale, min(high, n), axis=-2)[..., :n, :], group_size
