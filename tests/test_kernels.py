@@ -134,7 +134,7 @@ def test_every_float8(kernel):
 
 @by_name(k for k in kernels(transposed=False, formats=["codebook"]) if k.bits == 4 and k.x == "bfloat16")
 def test_special_values(kernel):
-    """Of one-byte scales e8m0's least ones, of which 2^-127 is 0 to XLA's threads, and NaN; infinite ones stay so."""
+    """Of one-byte scales e8m0's least ones (2^-127 is 0 to XLA's threads) and NaN; infinite ones stay so."""
     rows = 12 if kernel.name == "amx_bf16" else 2
     book = np.asarray([1, 2] * 8, np.float32)
     for scale, expected in (

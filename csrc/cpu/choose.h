@@ -23,7 +23,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_int8", 0, 2, kAnyRows},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
     {"int8_dot", 0, 1, 2},
-    // "Codes that stand for floats".
+    // "Codes that stand for floats": there is nothing else for one and two rows but panels.
     {"f32_dot", 0, 1, 2},
     {"int8_panel", 0, 1, kAnyRows},
     {"bf16_panel", 0, 3, kAnyRows},

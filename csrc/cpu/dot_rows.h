@@ -101,23 +101,25 @@ inline void add_runs(const typename Main::C& codes, const Runs& runs, const floa
     const Index end =
         kFixed > 0 ? block + kFixed : min_of(min_of(block + Main::kMaxRun, group_end), runs.blocks);
     typename Main::Sum sum[kCount][kXRows] = {};
-    const auto add = [&] {
+    const auto add = [&](Index words) __attribute__((always_inline)) {
       JAXGEMV_UNROLL
       for (int r = 0; r < kCount; ++r) {
         const uint8_t* from = rows[r] + block * Main::kBytes;
         if (block % max_of(1, 64 / Main::kBytes) == 0) __builtin_prefetch(from + kAhead);
-        constexpr Index kWords = Main::kBytes / 4;
-        const Index words = block < runs.whole_blocks ? kWords : runs.words % kWords;
         Main::template add<kXRows>(codes, Main::load_block(from, words), x, sum[r]);
       }
       ++block, x += kXRows * Main::kVectors * kLanes;
     };
+    constexpr Index kWords = Main::kBytes / 4;
     if constexpr (kFixed > 0) {
-      JAXGEMV_UNROLL
-      for (int i = 0; i < kFixed; ++i) add();
+      if (end <= runs.whole_blocks) {
+        JAXGEMV_UNROLL
+        for (int i = 0; i < kFixed; ++i) add(kWords);
+      }
     } else {
-      while (block < end) add();
+      for (const Index whole_end = min_of(end, runs.whole_blocks); block < whole_end;) add(kWords);
     }
+    while (block < end) add(runs.words % kWords);  // the last, and less than a whole one
     JAXGEMV_UNROLL
     for (int r = 0; r < kCount; ++r) {
       const float* scale = scales + r * runs.scales_size;

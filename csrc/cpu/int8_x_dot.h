@@ -52,7 +52,10 @@ struct Int8XDot {
     }
   };
   static Index x_size(const Problem& p, const Operands&) { return Packed(p, nullptr).size; }
-  static void prepare(const Problem&, const Operands&, float*) {}
+  static void prepare(const Problem& p, const Operands&, float* out) {
+    const Packed to(p, out);
+    for (float* sum = to.sums; sum < to.of_lanes; ++sum) *sum = 0;
+  }
 
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
@@ -92,7 +95,9 @@ struct Int8XDot {
   }
 
   using Sum = Ints;
-  static Ints load_block(const uint8_t* from, Index words) { return load_words(from, words); }
+  static Ints load_block(const uint8_t* from, Index words) {
+    return words >= kLanes ? load_words(from) : load_words(from, words);
+  }
   template <int kXRows>
   static void add(const C& codes, Ints words, const float* x, Ints (&sum)[kXRows]) {
     JAXGEMV_UNROLL
@@ -125,23 +130,24 @@ struct Int8XDot {
     const Runs runs = Runs::of<Int8XDot>(p);
     const Index groups = groups_of(p);
     float* offsets = scales + kSumsAtOnce * runs.scales_size;
-    for_each_rows<kXRows>(p, o, slice, stack, begin, end,
-                          [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-                              float (&y)[kCount][kXRows]) {
-                            Floats total[kCount][kXRows], shift[kCount][kXRows] = {};
-                            for (int r = 0; r < kCount; ++r) {
-                              read_params<C>(p, o, stack, n[r], groups,
-                                             scales + r * runs.scales_size, offsets);
-                              for (int m = 0; m < kXRows; ++m)
-                                for (Index g = 0; g < groups; ++g)
-                                  shift[r][m][0] += offsets[g] * x.sums[m * padded(groups) + g];
-                            }
-                            add_runs<Int8XDot, kByLane, kByLane>(codes, runs, x.x, rows, scales,
-                                                                 group_of_lane, x.of_lanes, total);
-                            for (int r = 0; r < kCount; ++r)
-                              for (int m = 0; m < kXRows; ++m)
-                                y[r][m] = sum_of(total[r][m]) * x.scale[m] + shift[r][m][0];
-                          });
+    for_each_rows<kXRows>(
+        p, o, slice, stack, begin, end,
+        [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
+            float (&y)[kCount][kXRows]) {
+          Floats total[kCount][kXRows], shift[kCount][kXRows] = {};
+          for (int r = 0; r < kCount; ++r) {
+            read_params<C>(p, o, stack, n[r], groups, scales + r * runs.scales_size, offsets);
+            for (int m = 0; m < kXRows; ++m)
+              for (Index g = 0; g < groups; g += kLanes)
+                shift[r][m] +=
+                    load_floats(offsets + g) * load_floats(x.sums + m * padded(groups) + g);
+          }
+          add_runs<Int8XDot, kByLane, kByLane>(codes, runs, x.x, rows, scales, group_of_lane,
+                                               x.of_lanes, total);
+          for (int r = 0; r < kCount; ++r)
+            for (int m = 0; m < kXRows; ++m)
+              y[r][m] = sum_of(total[r][m] * x.scale[m] + shift[r][m]);
+        });
   }
 
   template <int kXRows>
