@@ -230,6 +230,8 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}
     if o.residual is not None:
         given["residual"] = o.residual.reshape(batch, rows, width)
+    if o.x_scale is not None:
+        given["x_scale"] = o.x_scale.reshape(batch, rows, o.x_scale.shape[-1])
     attributes = {"bits": np.int64(s.bits), "group": np.int64(s.group or s.k or o.x.shape[-1])}
     attributes |= {} if s.activation is None else {"activation": s.activation}
     attributes |= {} if o.norm is None else {"eps": np.float32(s.eps)}
@@ -249,7 +251,7 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     nbytes = prod(o.packed.shape[1:]) * o.packed.dtype.itemsize
     share = _dispatch.shared_rows(platform, o, s)
     size = _grouped.tile_size(batch, rows, o.stack, nbytes=nbytes, share=share, platform=platform)
-    if size > 1 and o.residual is None:
+    if size > 1 and o.residual is None and o.x_scale is None:
         call = partial(_grouped.in_tiles, call, stack=o.stack, size=size, platform=platform)
     return call(x, o.index.reshape(batch)).reshape(shape)
 

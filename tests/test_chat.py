@@ -12,7 +12,10 @@ import pytest
 from jaxgemv import QuantizedTensor, gemv
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not beside the tests")
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not beside the tests"),
+]
 for _library in ("gguf", "jinja2", "tokenizers"):
     pytest.importorskip(_library)
 
@@ -265,7 +268,6 @@ def test_unknown(example, rng, tmp_path):
         example("checkpoints").open_model(tmp_path / "m.gguf", jnp.float32)
 
 
-@pytest.mark.numerics
 def test_default_model(example, on_cpu, monkeypatch, capsys):
     """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart).
 

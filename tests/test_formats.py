@@ -13,6 +13,8 @@ from safetensors.numpy import save_file
 import jaxgemv
 from jaxgemv import QuantizedTensor, codebooks, formats
 
+pytestmark = pytest.mark.numerics
+
 BF16, E4M3, E8M0 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 N, K, G = 32, 128, 4  # groups of 32
 NAME = "layers.0.up"

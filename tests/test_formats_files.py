@@ -15,6 +15,8 @@ from test_formats import MADE, golden
 from jaxgemv import formats
 from jaxgemv.formats.__main__ import main
 
+pytestmark = pytest.mark.numerics
+
 ONE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
 TWO = {"b": np.ones(4, np.int8)}
 

@@ -7,6 +7,8 @@ import pytest
 from jaxgemv import QuantizedTensor, codebooks, formats
 from jaxgemv.formats.gguf_types import TYPES
 
+pytestmark = pytest.mark.numerics
+
 gguf = pytest.importorskip("gguf")
 
 N, BLOCKS = 6, 3

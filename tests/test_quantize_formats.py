@@ -11,6 +11,8 @@ from tolerance import assert_equal
 from jaxgemv import codebooks, dequantize, gemv, quantize
 from jaxgemv._formats import FORMATS
 
+pytestmark = pytest.mark.numerics
+
 TABLES = {"nf4": codebooks.NF4, "fp4": codebooks.FP4, "iq4_nl": codebooks.IQ4_NL}
 TABLES |= {"mxfp4": codebooks.E2M1, "nvfp4": codebooks.E2M1}
 

@@ -16,6 +16,8 @@ from tolerance import assert_equal
 from jaxgemv import _quantize, dequantize, quantize
 from jaxgemv._formats import FORMATS
 
+pytestmark = pytest.mark.numerics
+
 # Relative error (root mean square) on normal weights that users may rely on.
 BARS = (
     ({"bits": 4}, 0.0925),

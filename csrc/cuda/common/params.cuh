@@ -43,7 +43,9 @@ __device__ __forceinline__ void store(void* data, Dtype dtype, Index i, float v)
     case Dtype::kF16: static_cast<__half*>(data)[i] = __float2half_rn(v); break;
     case Dtype::kBF16: static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(v); break;
     case Dtype::kE4M3:
-    case Dtype::kE8M0: break;  // only of scales
+    case Dtype::kE8M0:  // only of scales
+    case Dtype::kI8:
+    case Dtype::kI32: break;  // not here
   }
 }
 
