@@ -17,6 +17,7 @@ namespace jaxgemv {
 //   x (B, M, K)   packed (S, N, words) uint32, (S, N, bytes) uint8, or weights (S, N, K) of a float8
 //   scale, zero, offset (S | 1[, N[, G]])   codebook (S | 1, 2^bits)   norm (S | 1, K)
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
+// x may be int8, then with x_scale (B, M, X), X a divisor of K; without scale y is int32, and so is zero.
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
 // with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
 // are (B, M, N / 2); rounded (true): see Problem. On CUDA a transposed call may leave x out: it is the
@@ -59,8 +60,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   if (arrays.has_error()) return ffi::Unexpected(arrays.error());
   const auto array = [&](Operand operand) { return (*arrays)[static_cast<int>(operand)]; };
   const bool has_x = array(Operand::kX).has_value() || !attrs->transposed || !taken.identity;
+  const bool is_exact = y.element_type() == ffi::DataType::S32;
   for (const Operand each : {Operand::kX, Operand::kPacked, Operand::kScale})
-    if (!array(each) && (each != Operand::kX || has_x))
+    if (!array(each) && (each != Operand::kX || has_x) && (each != Operand::kScale || !is_exact))
       return ffi::Unexpected(
           invalid("needs " + std::string(kOperandNames[static_cast<int>(each)])));
 
@@ -71,8 +73,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   for (int i = 0; i < kArrayCount; ++i)
     if ((*arrays)[i] && !kRequired.has(static_cast<Operand>(i))) given.add(static_cast<Operand>(i));
   if (attrs->activation != Activation::kNone) given.add(Operand::kActivation);
-  const ffi::AnyBuffer packed = *array(Operand::kPacked), scale = *array(Operand::kScale);
-  if (ffi::ByteWidth(scale.element_type()) == 1) given.add(Operand::kOneByteScale);
+  const ffi::AnyBuffer packed = *array(Operand::kPacked);
+  const auto scale = array(Operand::kScale), x_scale = array(Operand::kXScale);
+  if (scale && ffi::ByteWidth(scale->element_type()) == 1) given.add(Operand::kOneByteScale);
   const OperandSet missing = given.without(taken.by[attrs->transposed]);
   if (!missing.empty())
     return ffi::Unexpected(invalid(std::string("no ") + backend + " kernel " +
@@ -85,9 +88,16 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   if (x_dims.size() != 3 || w_dims.size() != 3 || y_dims.size() != 3)
     return ffi::Unexpected(invalid("x, Wq and y must have rank 3"));
   if (attrs->bits < 1 || attrs->bits > 8) return ffi::Unexpected(invalid("bits must be 1..8"));
-  if (!detail::to_dtype(x.element_type(), &p.x) || !is_wide(p.x) ||
-      !detail::to_dtype(y.element_type(), &p.y) || !is_wide(p.y))
-    return ffi::Unexpected(invalid("x and y must be float16, bfloat16 or float32"));
+  if (!detail::to_dtype(x.element_type(), &p.x) || (!is_wide(p.x) && p.x != Dtype::kI8) ||
+      !detail::to_dtype(y.element_type(), &p.y) || (!is_wide(p.y) && !p.is_exact()))
+    return ffi::Unexpected(
+        invalid("x and y must be float16, bfloat16 or float32, or x int8 and y int32"));
+  const bool is_int8 = p.x == Dtype::kI8;
+  if (is_int8 ? attrs->transposed || given.has(Operand::kNorm) : given.has(Operand::kXScale))
+    return ffi::Unexpected(
+        invalid("int8 x has no norm and no transposed product, and other x no x_scale"));
+  if (is_exact && (!is_int8 || scale || !given.without(kExactOperands).empty()))
+    return ffi::Unexpected(invalid("y of int32 is of int8 x, packed, zero and index alone"));
 
   p.bits = static_cast<int>(attrs->bits);
   p.batch = x_dims[0];
@@ -141,10 +151,12 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
              : is_e5m2 ? Format::kE5M2
                        : Format::kAffine;
   p.affine = zero ? Affine::kZero : offset ? Affine::kOffset : Affine::kSymmetric;
-  if (!detail::to_param(scale, p, &o.scale))
+  if (scale && (!detail::to_param(*scale, p, &o.scale) ||
+                (!is_wide(o.scale.dtype) && !is_one_byte_scale(o.scale.dtype))))
     return ffi::Unexpected(invalid("scale has the wrong shape or dtype"));
   for (const auto& shift : {zero, offset})
-    if (shift && (!detail::to_param(*shift, p, &o.shift) || !is_wide(o.shift.dtype)))
+    if (shift && (!detail::to_param(*shift, p, &o.shift) ||
+                  (is_exact ? o.shift.dtype != Dtype::kI32 : !is_wide(o.shift.dtype))))
       return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
   if (codebook && !detail::to_vector(*codebook, p, Index{1} << p.bits, &o.codebook))
     return ffi::Unexpected(invalid("codebook has the wrong shape or dtype"));
@@ -161,6 +173,14 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
         !is_wide(o.residual.dtype))
       return ffi::Unexpected(invalid("residual must have the shape of y and a float dtype"));
     o.residual.data = residual->untyped_data();
+  }
+  if (x_scale) {
+    const auto dims = x_scale->dimensions();
+    if (x_scale->element_type() != ffi::DataType::F32 || dims.size() != 3 || dims[0] != p.batch ||
+        dims[1] != p.M || dims[2] < 1 || p.K % dims[2] != 0)
+      return ffi::Unexpected(invalid("x_scale has the wrong shape or dtype"));
+    o.x_scale = static_cast<const float*>(x_scale->untyped_data());
+    p.x_group = p.K / dims[2];
   }
   if (index) {
     if (index->element_type() != ffi::DataType::S32 ||

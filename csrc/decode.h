@@ -29,6 +29,8 @@ constexpr ffi::DataType type_of(Dtype dtype) {
     case Dtype::kF32: return ffi::DataType::F32;
     case Dtype::kE4M3: return ffi::DataType::F8E4M3FN;
     case Dtype::kE8M0: return ffi::DataType::F8E8M0FNU;
+    case Dtype::kI8: return ffi::DataType::S8;
+    case Dtype::kI32: return ffi::DataType::S32;
   }
   __builtin_unreachable();
 }

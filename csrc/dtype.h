@@ -9,10 +9,10 @@
 
 namespace jaxgemv {
 
-enum class Dtype : uint8_t { kF16, kBF16, kF32, kE4M3, kE8M0 };
+enum class Dtype : uint8_t { kF16, kBF16, kF32, kE4M3, kE8M0, kI8, kI32 };
 
-inline constexpr Dtype kDtypes[] = {Dtype::kF16, Dtype::kBF16, Dtype::kF32, Dtype::kE4M3,
-                                    Dtype::kE8M0};
+inline constexpr Dtype kDtypes[] = {Dtype::kF16,  Dtype::kBF16, Dtype::kF32, Dtype::kE4M3,
+                                    Dtype::kE8M0, Dtype::kI8,   Dtype::kI32};
 
 // As JAX calls them.
 constexpr std::string_view name_of(Dtype dtype) {
@@ -22,6 +22,8 @@ constexpr std::string_view name_of(Dtype dtype) {
     case Dtype::kF32: return "float32";
     case Dtype::kE4M3: return "float8_e4m3fn";
     case Dtype::kE8M0: return "float8_e8m0fnu";
+    case Dtype::kI8: return "int8";
+    case Dtype::kI32: return "int32";
   }
   __builtin_unreachable();
 }
@@ -30,15 +32,20 @@ JAXGEMV_HD constexpr int size_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF16:
     case Dtype::kBF16: return 2;
-    case Dtype::kF32: return 4;
+    case Dtype::kF32:
+    case Dtype::kI32: return 4;
     case Dtype::kE4M3:
-    case Dtype::kE8M0: return 1;
+    case Dtype::kE8M0:
+    case Dtype::kI8: return 1;
   }
   __builtin_unreachable();
 }
 
-// Those that x, y and all parameters but a scale may have.
-JAXGEMV_HD constexpr bool is_wide(Dtype dtype) { return size_of(dtype) > 1; }
+// Those that x, y and all parameters but a scale may have, in a product that is not of integers.
+JAXGEMV_HD constexpr bool is_wide(Dtype dtype) { return dtype <= Dtype::kF32; }
+JAXGEMV_HD constexpr bool is_one_byte_scale(Dtype dtype) {
+  return dtype == Dtype::kE4M3 || dtype == Dtype::kE8M0;
+}
 
 // The bits of the float32 that a byte stands for; NaN where it stands for none.
 JAXGEMV_HD constexpr uint32_t bits_of_e4m3(uint32_t byte) {
@@ -73,6 +80,8 @@ JAXGEMV_HD constexpr uint32_t float32_bits(uint32_t bits, Dtype dtype) {
     case Dtype::kF32: return bits;
     case Dtype::kE4M3: return bits_of_e4m3(bits);
     case Dtype::kE8M0: return bits_of_e8m0(bits);
+    case Dtype::kI8:
+    case Dtype::kI32: break;
   }
   __builtin_unreachable();
 }

@@ -8,6 +8,9 @@
 //              or codebook[s, q[s, n, k]] * scale[...]
 //              or float8(q[s, n, k]) * scale[...]
 //
+// x of int8 stands for x[b, m, k] * x_scale[b, m, k / x_group]; without a scale of the weights y is the
+// int32 sum of x * (q - zero), and zero an int32 too.
+//
 // With norm, x * rsqrt(mean(x^2) + eps) * norm takes the place of x. An activation is applied to y
 // behind the bias, then residual is added. A gated one makes act(y[n]) * y[n + N / 2] of the N rows
 // of the weight, so that a row of the result is half as wide.
@@ -60,6 +63,7 @@ struct Problem {
   Index K = 0;
   Index padding = 0;  // without x: behind each row of y, zeros
   Index group = 0;    // codes that share a scale; K when they all do
+  Index x_group = 0;  // with x_scale, codes whose x share one of it
   int bits = 0;
   Dtype x = Dtype::kF32;
   Dtype y = Dtype::kF32;
@@ -73,6 +77,8 @@ struct Problem {
   // Values in a row of x and of y.
   Index x_width() const { return transposed ? N : K; }
   Index y_width() const { return transposed ? K + padding : is_gated(activation) ? N / 2 : N; }
+  // The sum of integers.
+  bool is_exact() const { return y == Dtype::kI32; }
 };
 
 struct Operands {
@@ -83,6 +89,7 @@ struct Operands {
   Param shift;                      // (N, G) zero or offset, as Problem::affine says
   Param bias;                       // (N,), data is null without one
   const int32_t* index = nullptr;   // (batch,) or null
+  const float* x_scale = nullptr;   // (batch, M, K / x_group) or null
   void* y = nullptr;                // (batch, M, N); transposed, (batch, M, K); gated, N / 2
   Param codebook;                   // (2^bits,), data is null without one
   Param norm;                       // (K,), data is null without one
@@ -101,6 +108,8 @@ struct Operands {
     part.y = at(y, rows * problem.y_width() * size_of(problem.y));
     part.residual.data = at(residual.data, rows * problem.y_width() * size_of(residual.dtype));
     part.index = at(index, b * Index{sizeof(int32_t)});
+    if (x_scale != nullptr)
+      part.x_scale = at(x_scale, rows * (problem.K / problem.x_group) * Index{sizeof(float)});
     part.image = at(image, rows * image_row_bytes);
     return part;
   }

@@ -68,8 +68,10 @@ constexpr void for_each_name(OperandSet set, F&& f) {
     if (set.has(static_cast<Operand>(i))) f(kOperandNames[i]);
 }
 
-// What no product can do without.
+// What no product can do without, but for the scale of one of integers.
 inline constexpr OperandSet kRequired =
     OperandSet::of(Operand::kX, Operand::kPacked, Operand::kScale);
+// What a product of integers may have besides.
+inline constexpr OperandSet kExactOperands = OperandSet::of(Operand::kZero, Operand::kIndex);
 
 }  // namespace jaxgemv

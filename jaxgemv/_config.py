@@ -32,14 +32,20 @@ def show_config() -> None:
 
 
 def kernels_text(backend: Backend, x: str, transposed: bool) -> str:
-    """The kernels for x of that dtype with their widths, "stream: int2, int4; simt: int1 to int8"."""
-    widths = defaultdict(list)
+    """The kernels for x of that dtype with their weights, "stream: int2, int4; simt: int1 to int8"."""
+    widths = defaultdict(lambda: defaultdict(list))
     for kernel in backend.kernels:
         if (kernel.x, kernel.transposed) == (x, transposed):
-            widths[kernel.name].append(kernel.bits)
-    return "; ".join(f"{name}: {_ranges(sorted(bits))}" for name, bits in widths.items())
+            widths[kernel.name][kernel.format].append(kernel.bits)
+    return "; ".join(
+        f"{name}: {', '.join(_weights(format, sorted(bits)) for format, bits in formats.items())}"
+        for name, formats in widths.items()
+    )
 
 
-def _ranges(bits: list[int]) -> str:
+def _weights(format: str, bits: list[int]) -> str:
+    if format not in ("affine", "codebook"):
+        return format
+    kind = "int" if format == "affine" else "codebook"
     whole = bits == list(range(bits[0], bits[-1] + 1)) and len(bits) > 2
-    return f"int{bits[0]} to int{bits[-1]}" if whole else ", ".join(f"int{each}" for each in bits)
+    return f"{kind}{bits[0]} to {kind}{bits[-1]}" if whole else ", ".join(f"{kind}{each}" for each in bits)

@@ -26,8 +26,6 @@ def facts(o: Operands, s: Static) -> set[str]:
 
 def kernels_for(platform: str, o: Operands, s: Static) -> list[Kernel]:
     """The rows of the table that take all of it."""
-    if o.scale is None:
-        return []
     given = facts(o, s)
     return [k for k in _find(platform, o, s) if given <= k.operands]
 
@@ -65,7 +63,7 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
     if floats := float_x(o):
         return why_no_kernel(platform, o._replace(x=jax.ShapeDtypeStruct(o.x.shape, floats)), s)
     kind = "kernel" if s.k is None else "kernel for gradients"
-    found = [] if o.scale is None else _find(platform, o, s)
+    found = _find(platform, o, s)
     if found:
         lacking = facts(o, s) - frozenset().union(*(k.operands for k in found))
         names = ", ".join(name for name in FACTS if name in lacking) or "these operands together"

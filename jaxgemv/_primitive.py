@@ -225,6 +225,8 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
         o = o._replace(x=o.x.astype(s.x_dtype))
     if o.packed.dtype in FLOAT8:  # to whole words
         o = o._replace(packed=pad_last(o.packed, -o.packed.shape[-1] % 4))
+    if o.scale is None and o.zero is not None:  # a product of integers
+        o = o._replace(zero=o.zero.astype(np.int32))
     given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}
     if o.residual is not None:
         given["residual"] = o.residual.reshape(batch, rows, width)

@@ -132,6 +132,7 @@ def _size(axes, mesh) -> int:
 
 def _evenly(axes, w: QuantizedTensor, mesh):
     """The axes that cut K, if each part is whole words and groups."""
+    assert w.scale is not None
     k, groups = w.shape[-1], w.scale.shape[-1] if w.scale.ndim == w.ndim else 1
     unit = lcm(32, w.group_size or k // groups if groups > 1 else 1)
     return axes if k % (unit * _size(axes, mesh)) == 0 else None

@@ -220,6 +220,39 @@ def int8_dot(bits: int) -> list[Case]:
     ]
 
 
+def f32_dot(bits: int) -> list[Case]:
+    """Up to two rows, and whole blocks: groups of these or of parts of one."""
+    return [
+        Case(1, 40, 512, 64, bias=True),
+        Case(2, 67, 1056, "row", bytes=True),
+        Case(1, 33, 256, 8, scale="float32"),
+        Case(2, 24, 1024, 16, scale="float8_e4m3fn"),
+        Case(1, 130, 4096, 32, scale="float8_e8m0fnu"),
+        Case(1, 5, 64, "tensor"),
+    ]
+
+
+def float_panel(bits: int) -> list[Case]:
+    """Of codes that stand for floats what `anything` has of integers, in fewer."""
+    return [
+        Case(1, 1, 1, "tensor"),
+        Case(5, 33, 77, 16, bias=True, scale="float32"),
+        Case(3, 17, 33, 5, bytes=True, bias=True),  # ragged groups across words
+        Case(17, 40, 384, 32),
+        Case(9, 66, 264, 1000, scale="float8_e4m3fn"),
+        Case(2, 48, 256, 1, scale="float8_e8m0fnu"),
+    ]
+
+
+def float_pairs(bits: int) -> list[Case]:
+    """From 12 rows on, and groups of 32 codes and more."""
+    return [
+        Case(12, 75, 1152, 128, bias=True),
+        Case(33, 48, 640, 32, scale="float8_e8m0fnu", bytes=True),
+        Case(17, 33, 1100, "row"),
+    ]
+
+
 def amx_int8(bits: int) -> list[Case]:
     """From two rows on, and groups of a quarter of a tile's row."""
     return [
@@ -259,6 +292,16 @@ def bf16_panel(bits: int) -> list[Case]:
 
 
 # The transposed ones: a bias has no part in these.
+
+
+def transposed_floats(bits: int) -> list[Case]:
+    """As transposed_anything, in fewer."""
+    return [
+        Case(3, 67, 200, 40, scale="float32"),
+        Case(8, 25, 96, "row", bytes=True),
+        Case(17, 301, 530, 33, scale="float8_e4m3fn"),
+        Case(2, 150, 2081, 384),
+    ]
 
 
 def transposed_anything(bits: int) -> list[Case]:
@@ -317,6 +360,13 @@ MUST_TAKE = {
     "bf16_panel": bf16_panel,
     "": reference,
 }
+# Of codes that stand for floats, where those are others.
+MUST_TAKE_FLOATS = {
+    "f32_dot": f32_dot,
+    "f32_panel": float_panel,
+    "bf16_panel": float_pairs,
+    "amx_bf16": float_pairs,
+}
 MUST_TAKE_TRANSPOSED = {
     ("cuda", "transposed"): transposed_whole,
     ("cuda", "transposed_simt"): transposed_anything,
@@ -326,8 +376,21 @@ MUST_TAKE_TRANSPOSED = {
 
 
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
-    cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
+    if kernel.format != "affine":
+        cases = transposed_floats if transposed else MUST_TAKE_FLOATS[kernel.name]
+    else:
+        cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     # Every width meets all of them, with one x or another.
-    if cases in (anything, direct, fma, mma_any, wgmma_any, gemm, transposed_anything):
+    if cases in (
+        anything,
+        direct,
+        fma,
+        mma_any,
+        wgmma_any,
+        gemm,
+        transposed_anything,
+        float_panel,
+        transposed_floats,
+    ):
         return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
     return cases(kernel.bits)

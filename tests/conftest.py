@@ -5,7 +5,7 @@ import os
 import jax
 import numpy as np
 import pytest
-from kernels import ISAS, REFERENCE, kernels, on, params
+from kernels import FORMATS, ISAS, REFERENCE, kernels, on, params
 
 from jaxgemv._ffi import backends
 
@@ -32,14 +32,14 @@ def backend(request):
         yield request.param
 
 
-@pytest.fixture(params=params([*REFERENCE, *kernels(transposed=False)]))
+@pytest.fixture(params=params([*REFERENCE, *kernels(transposed=False, formats=FORMATS)]))
 def kernel(request):
     """The only kernel that may run."""
     with on(request.param.backend, request.param.isa, request.param.name):
         yield request.param
 
 
-@pytest.fixture(params=params([*REFERENCE, *kernels(transposed=True)]))
+@pytest.fixture(params=params([*REFERENCE, *kernels(transposed=True, formats=FORMATS)]))
 def transposed_kernel(request):
     with on(request.param.backend, request.param.isa, request.param.name):
         yield request.param

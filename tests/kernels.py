@@ -11,6 +11,8 @@ from jaxgemv import _ffi, gemv
 from jaxgemv._ffi import backends, cpu_isas, set_cpu_isa, use_only
 
 FLOATS = ["float16", "bfloat16", "float32"]
+# What a code stands for, of csrc/format.h.
+FORMATS = ["affine", "codebook", "float8_e4m3fn", "float8_e5m2"]
 
 # Tests of the backends that have kernels; `backend` alone is these and the reference.
 compiled = pytest.mark.parametrize(
@@ -30,9 +32,11 @@ class KernelParam(NamedTuple):
     bits: int
     x: str
     operands: frozenset[str] = frozenset()
+    format: str = "affine"
 
     def __str__(self) -> str:
-        parts = self.backend, self.isa, self.name, f"int{self.bits}", self.x
+        kinds = {"affine": f"int{self.bits}", "codebook": f"codebook{self.bits}"}
+        parts = self.backend, self.isa, self.name, kinds.get(self.format, self.format), self.x
         return "-".join(filter(None, parts))
 
 
@@ -42,17 +46,17 @@ REFERENCE = [
 ]
 
 
-def kernels(transposed: bool) -> list[KernelParam]:
-    """Every row of every table."""
+def kernels(transposed: bool, formats=("affine",), xs=FLOATS) -> list[KernelParam]:
+    """Every row of every table, of these formats and these x."""
     tables = [("cuda", "", backends["cuda"].kernels)]
     for isa in reversed(ISAS):  # so that the best one stays
         set_cpu_isa(isa)
         tables.insert(0, ("cpu", isa, backends["cpu"].kernels))
     return [
-        KernelParam(backend, isa, k.name, k.bits, k.x, k.operands)
+        KernelParam(backend, isa, k.name, k.bits, k.x, k.operands, k.format)
         for backend, isa, table in tables
         for k in table
-        if k.transposed == transposed and k.format == "affine"
+        if k.transposed == transposed and k.format in formats and k.x in xs
     ]
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxgemv import QuantizedTensor
 
+FLOAT8 = "float8_e4m3fn", "float8_e5m2"
+
 
 class Case(NamedTuple):
     """group: codes that share a scale, or "row" for scale (N,), or "tensor" for scale ().
@@ -42,11 +44,12 @@ class Problem:
     bias: np.ndarray | None
     bits: int
     group: int
+    codebook: np.ndarray | None = None
 
     @classmethod
     def of(cls, x: np.ndarray, w: QuantizedTensor, group: int) -> "Problem":
         """What x times w asks for, w from anywhere."""
-        arrays = {f: getattr(w, f) for f in ("packed", "scale", "zero", "offset")}
+        arrays = {f: getattr(w, f) for f in ("packed", "scale", "zero", "offset", "codebook")}
         arrays = {f: None if a is None else np.asarray(a) for f, a in arrays.items()}
         return cls(x=x, **arrays, bias=None, bits=w.bits, group=group)
 
@@ -62,15 +65,26 @@ class Problem:
             scale=self.scale,
             zero=self.zero,
             offset=self.offset,
+            codebook=self.codebook,
             bits=self.bits,
             group_size=self.group if self.k % self.group else None,
-            k=self.k if self.k * self.bits % 32 else None,
+            k=self.k if self.k * self.bits % 32 and not self.is_float8 else None,
         )
+
+    @property
+    def is_float8(self) -> bool:
+        return self.packed.dtype.name in FLOAT8
+
+    def values(self) -> np.ndarray:
+        """What the codes stand for, float64 (..., N, K)"""
+        if self.is_float8:
+            return self.packed.astype(np.float64)
+        q = unpack_bits(self.packed, self.bits, self.k)
+        return q.astype(np.float64) if self.codebook is None else self.codebook.astype(np.float64)[q]
 
     def weight(self) -> np.ndarray:
         """float64 (..., N, K)"""
-        q = unpack_bits(self.packed, self.bits, self.k).astype(np.float64)
-        scale = self._wide(self.scale)
+        q, scale = self.values(), self._wide(self.scale)
         if self.offset is not None:
             return q * scale + self._wide(self.offset)
         return (q - self._zero()) * scale
@@ -86,12 +100,13 @@ class Problem:
         return y if self.bias is None else y + np.abs(np.asarray(self.bias, np.float64))
 
     def weight_magnitude(self) -> np.ndarray:
-        q = unpack_bits(self.packed, self.bits, self.k)
-        scale = self._wide(self.scale)
+        q, scale = np.abs(self.values()), self._wide(self.scale)
         shift = self._zero() * scale if self.offset is None else self._wide(self.offset)
         return q * np.abs(scale) + np.abs(shift)
 
     def _zero(self) -> np.ndarray | int:
+        if self.codebook is not None or self.is_float8:
+            return 0
         return 1 << self.bits - 1 if self.zero is None else self._wide(self.zero)
 
     def _wide(self, parameter: np.ndarray) -> np.ndarray:
@@ -102,12 +117,15 @@ class Problem:
         return np.repeat(p, self.group, axis=-1)[..., : self.k]
 
 
-def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_dtype=None) -> Problem:
+def make(
+    rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_dtype=None, format: str = "affine"
+) -> Problem:
     """A random problem; `exact` makes every partial sum, in any order, a float32, so results must be equal.
 
     Exact values are small integers times powers of two: their sums stay far below 2^24 of the smallest unit.
     """
     dtype, scale_dtype = jnp.dtype(dtype), jnp.dtype(scale_dtype or case.scale or dtype)
+    scale_dtype = jnp.dtype(np.float32) if scale_dtype == np.int8 else scale_dtype
     m, n, k, group = *case[:3], case.k if isinstance(case.group, str) else case.group
     shape = {"tensor": (), "row": (n,)}.get(case.group, (n, -(-k // group)))
     integers = partial(rng.integers, endpoint=True)
@@ -116,7 +134,7 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
         scale = 2.0 ** integers(-1, 1, shape)
         offset, bias = integers(-8, 8, shape), integers(-8, 8, n)
     else:
-        x = rng.standard_normal((m, k))
+        x = integers(-128, 127, (m, k)) if dtype == np.int8 else rng.standard_normal((m, k))
         scale = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
         offset, bias = rng.standard_normal(shape), rng.standard_normal(n)
     if scale_dtype.itemsize == 1:  # of which one has no sign; and parameters that are not scales have 16 bits
@@ -125,16 +143,29 @@ def make(rng, bits: int, dtype: str, case: Case, *, exact: bool = False, scale_d
     if case.form in ("zero", "fraction", "integer"):
         zero = integers(0, 1 << bits, shape) + 0.5 * (case.form == "fraction")
         zero = np.asarray(zero).astype(np.int32 if case.form == "integer" else scale_dtype)
-    packed = pack_bits(integers(0, (1 << bits) - 1, (n, k)), bits)
+    codebook = None
+    if format in FLOAT8:
+        values = integers(-8, 8, (n, k)) / 4 if exact else rng.standard_normal((n, k))
+        packed = values.astype(jnp.dtype(format))
+    else:
+        packed = pack_bits(integers(0, (1 << bits) - 1, (n, k)), bits)
+        packed = packed.view(np.uint8) if case.bytes else packed
+    if format == "codebook":
+        book = integers(-32, 32, 1 << bits) / 4 if exact else rng.standard_normal(1 << bits)
+        codebook = book.astype(scale_dtype)
+    if format != "affine":
+        case = case._replace(form="mid")
+        zero = None
     return Problem(
         x=np.asarray(x).astype(dtype),
-        packed=packed.view(np.uint8) if case.bytes else packed,
+        packed=packed,
         scale=scale if scale.dtype.itemsize == 1 else np.asarray(scale).astype(scale_dtype),
         zero=zero,
         offset=np.asarray(offset).astype(scale_dtype) if case.form == "offset" else None,
-        bias=np.asarray(bias).astype(dtype) if case.bias else None,
+        bias=np.asarray(bias).astype(np.float32 if dtype == np.int8 else dtype) if case.bias else None,
         bits=bits,
         group=group,
+        codebook=codebook,
     )
 
 

@@ -22,13 +22,13 @@ both = pytest.mark.parametrize("exact", [True, False], ids=["exact", "rounded"])
 
 
 @cache  # instruction sets share it
-def problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool) -> list[tuple]:
+def problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool, format="affine") -> list[tuple]:
     """Of each case a product, its answer and what errors are relative to.
 
     No x is so near zero that fixed point, which some kernels make of it, would lose of it what float32 keeps.
     """
     rng = np.random.default_rng(20251)
-    made = [make(rng, bits, x, case, exact=exact) for case in cases]
+    made = [make(rng, bits, x, case, exact=exact, format=format) for case in cases]
     if not exact:
         least = [np.copysign(np.maximum(np.abs(p.x), p.x.dtype.type(2**-10)), p.x) for p in made]
         made = [dataclasses.replace(p, x=x) for p, x in zip(made, least, strict=True)]
@@ -71,7 +71,7 @@ def rounds(kernel, p: Problem) -> bool:
 def test_values(kernel, exact):
     """Results in float32, so that rounding to x's dtype does not hide a wrong code."""
     cases = tuple(must_take(kernel))
-    problems = problems_of(kernel.bits, kernel.x, cases, exact)
+    problems = problems_of(kernel.bits, kernel.x, cases, exact, kernel.format)
     ys = products([(p.x, p.tensor, p.bias) for p, *_ in problems], kernel.backend)
     jax.block_until_ready(ys)
     assert_ran(kernel)
@@ -81,11 +81,13 @@ def test_values(kernel, exact):
 
 
 @cache
-def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bool) -> list[tuple]:
+def transposed_problems_of(
+    bits: int, x: str, cases: tuple[Case, ...], exact: bool, format: str
+) -> list[tuple]:
     rng = np.random.default_rng(20251)
     made = []
     for case in cases:
-        p, shape = make(rng, bits, x, case, exact=exact), (case.m, case.n)
+        p, shape = make(rng, bits, x, case, exact=exact, format=format), (case.m, case.n)
         ct = rng.integers(-2, 3, shape) if exact else rng.standard_normal(shape)
         ct = np.asarray(ct).astype(p.x.dtype)
         wide = np.asarray(ct, np.float64)
@@ -97,7 +99,7 @@ def transposed_problems_of(bits: int, x: str, cases: tuple[Case, ...], exact: bo
 def test_transposed(transposed_kernel, exact):
     kernel = transposed_kernel
     cases = tuple(must_take(kernel, transposed=True))
-    problems = transposed_problems_of(kernel.bits, kernel.x, cases, exact)
+    problems = transposed_problems_of(kernel.bits, kernel.x, cases, exact, kernel.format)
     args = [(ct, p.tensor) for p, ct, *_ in problems]
     ys = transposed_products(args, tuple(p.k for p, *_ in problems), kernel.backend)
     jax.block_until_ready(ys)
@@ -107,21 +109,63 @@ def test_transposed(transposed_kernel, exact):
             check(y, exact, answer, magnitude, case.n)
 
 
+FLOAT8_ROWS = by_name(
+    k
+    for k in kernels(transposed=False, formats=["float8_e4m3fn", "float8_e5m2"])
+    if k.name not in ("bf16_panel", "amx_bf16") or k.x == "bfloat16"
+)
+
+
+@FLOAT8_ROWS
+def test_every_float8(kernel):
+    """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
+    rows = 12 if kernel.name == "amx_bf16" else 2
+    codes = np.zeros((256, 64 if kernel.name == "f32_dot" else 67), np.uint8)
+    codes[:, 5] = np.arange(256)
+    x = np.zeros((rows, codes.shape[1]), jnp.dtype(kernel.x))
+    x[:, 5] = 1
+    w = QuantizedTensor(packed=codes.view(kernel.format), scale=np.float32(1))
+    [y] = products([(x, w, None)], kernel.backend)
+    jax.block_until_ready(y)
+    assert_ran(kernel)
+    expected = codes[:, 5].view(kernel.format).astype(np.float32)
+    np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
+
+
+@by_name(k for k in kernels(transposed=False, formats=["codebook"]) if k.bits == 4 and k.x == "bfloat16")
+def test_special_values(kernel):
+    """Of one-byte scales e8m0's least ones (2^-127 is 0 to XLA's threads) and NaN; infinite ones stay so."""
+    rows = 12 if kernel.name == "amx_bf16" else 2
+    book = np.asarray([1, 2] * 8, np.float32)
+    for scale, expected in (
+        (np.array([1, 255, 254], np.uint8).view("float8_e8m0fnu"), [2.0**-119, np.nan, np.inf]),
+        (np.array([0, 0, 127], np.uint8).view("float8_e8m0fnu"), [0, 0, 128]),
+        (np.array([0x7F, 0xFF, 1], np.uint8).view("float8_e4m3fn"), [np.nan, np.nan, 0.25]),
+        (np.array([np.inf, -np.inf, np.nan], np.float32), [np.inf, -np.inf, np.nan]),
+    ):
+        w = QuantizedTensor(packed=np.zeros((3, 16), np.uint32), scale=scale, codebook=book, bits=4)
+        [y] = products([(np.ones((rows, 128), "bfloat16"), w, None)], kernel.backend)
+        jax.block_until_ready(y)
+        assert_ran(kernel)
+        y = np.where(np.abs(y) == 2.0**-120, 0, y)
+        np.testing.assert_array_equal(y, np.broadcast_to(np.float32(expected), y.shape))
+
+
 STACK = 3
 IDS = np.array([2, -1, 0, STACK], np.int32)
 
 
 @cache
-def stack_of(bits: int, x: str, case: Case) -> tuple[list[Problem], QuantizedTensor]:
+def stack_of(bits: int, x: str, case: Case, format: str) -> tuple[list[Problem], QuantizedTensor]:
     rng = np.random.default_rng(20251)
-    problems = [make(rng, bits, x, case, exact=True) for _ in range(STACK)]
+    problems = [make(rng, bits, x, case, exact=True, format=format) for _ in range(STACK)]
     return problems, jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
 
 
 def test_index(kernel, rng):
     """One entry of a stack for all rows, and one for each slice of them; out of range gives NaN."""
     case = next(case for case in must_take(kernel) if case.bias and case.group != "row")
-    problems, w = stack_of(kernel.bits, kernel.x, case)
+    problems, w = stack_of(kernel.bits, kernel.x, case, kernel.format)
     biases = np.stack([p.bias for p in problems])
     x = rng.integers(-2, 3, (len(IDS), case.m, case.k)).astype(problems[0].x.dtype)
     args = [(x, w, biases, IDS), (x[0], w, biases, np.int32(1)), (x[1], w, biases[2], np.int32(0))]
@@ -146,7 +190,7 @@ def test_transposed_index(transposed_kernel, rng):
     """Out of range gives NaN, which does not depend on x: no gradient."""
     kernel = transposed_kernel
     case = must_take(kernel, transposed=True)[1]
-    problems, w = stack_of(kernel.bits, kernel.x, case)
+    problems, w = stack_of(kernel.bits, kernel.x, case, kernel.format)
     ct = rng.integers(-2, 3, (len(IDS), case.m, case.n)).astype(problems[0].x.dtype)
     y = transposed(ct, w, case.k, kernel.backend, index=IDS)
     jax.block_until_ready(y)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kernels import ISAS, on
+from kernels import FLOATS, ISAS, on
 
 from jaxgemv._config import kernels_text
 from jaxgemv._ffi import Backend, backends
@@ -36,14 +36,15 @@ def table() -> str:
     """One row for each type of x, the kernels of each backend with the widths they take; and what else these take."""
     backends = all_backends()
     lines = ["| x | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
-    for transposed, x in itertools.product((False, True), ("float16", "bfloat16", "float32")):
+    for transposed, x in [*itertools.product((False, True), FLOATS), (False, "int8")]:
         cells = [kernels_text(backend, x, transposed) for backend in backends.values()]
         lines.append(f"| {x}{', gradient' * transposed} | " + " | ".join(cells) + " |")
     lines += ["", "| kernel | weights | operands besides x, packed and scale |", "|---|---|---|"]
     for name, backend in backends.items():
         taken = {}
         for k in backend.kernels:
-            taken.setdefault((f"{k.name} ({name})", k.format), set()).add(k.operands)
+            x = ", int8 x" if k.x == "int8" else ""
+            taken.setdefault((f"{k.name} ({name}{x})", k.format), set()).add(k.operands)
         for (kernel, format), operands in taken.items():
             assert len(operands) == 1, f"{kernel} takes different operands for some widths or x: say which"
             lines.append(f"| {kernel} | {format} | {', '.join(sorted(*operands))} |")

@@ -194,7 +194,6 @@ def test_empty(backend, rng):
 
 
 def test_codebook(rng):
-    """Without a kernel: the reference."""
     book = np.arange(4, dtype=np.float32) - 2
     p, ct = problem(rng, 2, "float32", Case(3, 6, 64, 16), exact=True)
     w = QuantizedTensor(packed=p.packed, scale=p.scale, codebook=book, bits=2)

@@ -1,7 +1,7 @@
 // Many rows of x by AMX, which multiplies 16 x 32 bfloat16 by 32 x 16 at once and sums in float32.
 // Under the rule of isa/kernels.h: internal linkage.
 //
-// Codes are bfloat16 as they are, and so is x: float16 in two parts, each of which is a column of
+// Codes are bfloat16 as they are, or have two parts (those of a codebook), and so is x: float16 in two parts, each of which is a column of
 // the product as a row of bfloat16 is. Sums over the codes of a group are scaled afterwards, so
 // that no product is rounded. (float32, and so what a norm gives, would
 // take three parts, and more time than f32_panel.h.)
@@ -27,13 +27,13 @@ struct AmxBf16 {
   static constexpr int kRows = kAllRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts.without(OperandSet::of(Operand::kNorm));
-  static constexpr bool takes(Dtype x) { return x != Dtype::kF32; }
+  static constexpr bool takes(Dtype x) { return x == Dtype::kF16 || x == Dtype::kBF16; }
   static constexpr int kBits = C::kBits, kSteps = C::kSteps, kCodes = kTileWords * kSteps;
   static constexpr Index kBytes = 2 * kTileWords;
 
   // Blocks are multiplied once for each group in them, so that narrow ones take long.
-  static bool supports(const Problem& p, const Operands&) {
-    return p.group >= min_of(kCodes / 4, p.K);
+  static bool supports(const Problem& p, const Operands& o) {
+    return p.group >= min_of(kCodes / 4, p.K) && C::suits(p, o);
   }
 
   struct Shape {
@@ -142,7 +142,8 @@ struct AmxBf16 {
   }
 
   // weights[step][row][word] <- codes [begin, end) of a block of kRowBlock rows, and zeros.
-  static void unpack(const C& codes, const uint8_t* const* rows, Index offset, Index words,
+  template <typename Table>
+  static void unpack(const Table& table, const uint8_t* const* rows, Index offset, Index words,
                      Index begin, Index end, uint16_t* weights) {
     uint32_t chosen[kSteps];
     for (int step = 0; step < kSteps; ++step) chosen[step] = words_of(step, begin, end);
@@ -151,7 +152,7 @@ struct AmxBf16 {
       const Ints w = words >= kLanes ? load_words(from) : load_words(from, words);
       JAXGEMV_UNROLL
       for (int step = 0; step < kSteps; ++step)
-        lookup_words(w, step * kBits, codes.table, chosen[step],
+        lookup_words(w, step * kBits, table, chosen[step],
                      weights + (step * kRowBlock + r) * kTileWords);
     }
   }
@@ -160,6 +161,7 @@ struct AmxBf16 {
   struct Part {
     Index block, group;
     const float* x_sums;
+    int place;  // of the weights
   };
   static constexpr Index kPartSize = kSteps * kRowBlock * kTileWords;  // of weights
 
@@ -169,12 +171,12 @@ struct AmxBf16 {
     return kRowBlock * (kLanes * (shape.tiles + 2) + 2 * padded(shape.groups)) + kPartSize;
   }
 
-  // acc[tile][row][lane] += two parts, or one if they are the same.
+  // acc[tile][row][lane] += two parts, or one if they are the same. (Two of the same codes have no offset.)
   static void add_parts(const Shape& shape, const Packed& x, const Part (&part)[2],
                         const uint16_t* weights, const float* scale, const float* offset,
                         float* sums, float* acc) {
     const Index groups = padded(shape.groups), size = Packed::tile_size(shape);
-    const bool is_pair = part[0].x_sums != part[1].x_sums;
+    const bool is_pair = part[0].place != part[1].place;
     const float *scale0 = scale + part[0].group, *scale1 = scale + part[1].group;
     const float *offset0 = offset + part[0].group, *offset1 = offset + part[1].group;
     for (Index tile = 0; tile < shape.tiles; ++tile, acc += kRowBlock * kLanes) {
@@ -222,11 +224,16 @@ struct AmxBf16 {
         const uint8_t* ahead = rows.next(at, block * kBlockBytes, bytes);
         for (Index line = 0; line < kBlockBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         for (Index g = k0 / p.group; g <= last; ++g, x_sums += shape.tiles * kLanes) {
-          unpack(codes, at, block * kBytes, bytes / 4 - block * kLanes, g * p.group - k0,
-                 min_of((g + 1) * p.group - k0, Index{kCodes}), weights + parts * kPartSize);
-          part[parts++] = {block, g, x_sums};
-          if (parts == 1 && block + 1 == shape.blocks && g == last) part[parts++] = part[0];
-          if (parts == 2) add_parts(shape, x, part, weights, scale, offset, sums, acc), parts = 0;
+          const auto add = [&](const auto& table, bool is_last) {
+            unpack(table, at, block * kBytes, bytes / 4 - block * kLanes, g * p.group - k0,
+                   min_of((g + 1) * p.group - k0, Index{kCodes}), weights + parts * kPartSize);
+            part[parts] = {block, g, x_sums, parts};
+            if (++parts == 1 && is_last) part[parts++] = part[0];
+            if (parts == 2) add_parts(shape, x, part, weights, scale, offset, sums, acc), parts = 0;
+          };
+          const bool is_last = block + 1 == shape.blocks && g == last;
+          add(codes.table, is_last && !codes.has_rest);
+          if (codes.has_rest) add(codes.rest, is_last);
         }
       }
       for (Index m = 0; m < p.M; ++m) {

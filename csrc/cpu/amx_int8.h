@@ -25,7 +25,7 @@ struct AmxInt8 : TileSlicedX<C> {
   static constexpr int kRows = kAllRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts;
-  static constexpr bool takes(Dtype) { return true; }
+  static constexpr bool takes(Dtype x) { return is_wide(x); }
   using XPacked = TileSlicedX<C>;
   using Shape = typename XPacked::Shape;
   using Packed = typename XPacked::Packed;

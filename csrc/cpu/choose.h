@@ -16,10 +16,16 @@ inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 inline constexpr Crossover kCrossovers[] = {
     // "Slices on AMX": at 16 rows of 16 bits 1.8 ms for 1.9, at 8 1.8 for 1.5.
     {"amx_bf16", 0, 12, kAnyRows},
+    // Where there are no slices.
+    {"amx_bf16", 0, 3, kAnyRows, kAnyRows,
+     [](const Problem& p) { return p.format != Format::kAffine; }},
     // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot.
     {"amx_int8", 0, 2, kAnyRows},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
     {"int8_dot", 0, 1, 2},
+    // "Codes that stand for floats": there is nothing else for one and two rows but panels.
+    {"f32_dot", 0, 1, 2},
+    {"int8_panel", 0, 1, kAnyRows},
     {"bf16_panel", 0, 3, kAnyRows},
     {"f32_panel", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},

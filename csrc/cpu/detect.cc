@@ -5,8 +5,10 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <string_view>
 
 namespace jaxgemv::cpu {
 namespace {
@@ -46,15 +48,32 @@ std::vector<const Isa*> supported_isas() {
   return found;
 }
 
+// Its own and those of its base that have no namesake among them, which keep their place.
+std::vector<Kernel> kernels_of(const Isa& isa) {
+  std::vector<Kernel> kernels(isa.own.begin(), isa.own.end());
+  if (isa.base == nullptr) return kernels;
+  for (const Kernel& kernel : kernels_of(*isa.base)) {
+    const auto replaces = [&](const Kernel& own) {
+      return own.info.name == std::string_view(kernel.info.name);
+    };
+    if (std::none_of(isa.own.begin(), isa.own.end(), replaces)) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
+Kernels ragged_of(const Isa& isa) {
+  return isa.base == nullptr ? isa.ragged : ragged_of(*isa.base);
+}
+
 // Narrower vectors have smaller blocks. A group that is not whole blocks in the instruction set in
 // use may be in a lesser one, which is then faster: AVX2 for groups of 16, say.
-std::vector<Kernel> kernels_of(std::span<const Isa* const> isas) {
-  const Isa& best = *isas.front();
-  std::vector<Kernel> kernels(best.kernels.begin(), best.kernels.end());
+std::vector<Kernel> with_lesser(std::span<const Isa* const> isas) {
+  std::vector<Kernel> kernels = kernels_of(*isas.front());
   for (const Isa* lesser : isas.subspan(1))
-    for (const Kernel& kernel : lesser->kernels)
+    for (const Kernel& kernel : lesser->own)
       if (kernel.info.transposed) kernels.push_back(kernel);
-  kernels.insert(kernels.end(), best.ragged.begin(), best.ragged.end());
+  const Kernels ragged = ragged_of(*isas.front());
+  kernels.insert(kernels.end(), ragged.begin(), ragged.end());
   return kernels;
 }
 
@@ -66,7 +85,10 @@ std::atomic<const Table*>& current() {
 }  // namespace
 
 Table::Table(std::span<const Isa* const> isas)
-    : isa(isas.front()), kernels(kernels_of(isas)), taken(kernels) {}
+    : isa(isas.front()),
+      kernels(with_lesser(isas)),
+      of_isa(kernels_of(*isa).size()),
+      taken(kernels) {}
 
 const std::vector<Table>& supported_tables() {
   static const std::vector<Table> tables = [] {

@@ -14,6 +14,7 @@ struct Table {
   const Isa* isa;
   // Those of `isa`; and of the transposed product those of lesser ones too, for what is whole there.
   std::vector<Kernel> kernels;
+  size_t of_isa;  // so many of them, the first ones
   Taken taken;
 };
 

@@ -47,7 +47,7 @@ struct F32Panel : Panel<C, F32Panel<C>> {
   static constexpr const char* kName = "f32_panel";
   static constexpr bool kTakesAnyX = true;
   static constexpr OperandSet kOperands = kAllParts;
-  static constexpr bool takes(Dtype) { return true; }
+  static constexpr bool takes(Dtype x) { return is_wide(x); }
   static constexpr int kBits = C::kBits, kPanelSteps = kPanelCodes;
 
   static bool supports(const Problem&, const Operands&) { return true; }
@@ -112,7 +112,7 @@ struct F32Panel : Panel<C, F32Panel<C>> {
       if (!kOneGroup)
         scale = load_floats(params + places[i]),
         offset = load_floats(params + places[i] + kRowBlock);
-      return code * scale + offset;
+      return C::kShifted ? code * scale + offset : code * scale;
     };
     (store_floats(panel + kCode * kRowBlock,
                   weight(value(codes, code_at<kBits, kCode * kBits>(word)), kCode)),

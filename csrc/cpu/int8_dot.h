@@ -9,21 +9,11 @@
 #pragma once
 
 #include "common/codes.h"
-#include "common/epilogue.h"
+#include "dot_rows.h"
 #include "int8_dot_x.h"
 
 namespace jaxgemv::cpu {
 namespace {
-
-// Rows of weights times rows of x in registers at once.
-constexpr int kSumsAtOnce = 4;
-// Rows of x. (4 were 1.4 to 1.7 times as slow as panels: docs/cpu-notes.md.)
-constexpr int kDotRows = 2;
-// Rows in registers at once are far apart, and each is the head of a stream that reads a quarter of
-// the task in the order of memory; so many bytes of it are asked for ahead. (On a Xeon with AMX
-// 0.67 ms, for 0.88 with neighbouring rows and 0.74 with a quarter of the distance:
-// docs/cpu-notes.md.)
-constexpr int kAhead = 1024;
 
 template <typename C>
 struct Int8Dot : SlicedX<C> {
@@ -31,7 +21,7 @@ struct Int8Dot : SlicedX<C> {
   static constexpr int kRows = kDotRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts;
-  static constexpr bool takes(Dtype) { return true; }
+  static constexpr bool takes(Dtype x) { return is_wide(x); }
   static constexpr int kSteps = C::kSteps;
   using XPacked = SlicedX<C>;
   using Shape = typename XPacked::Shape;
@@ -183,47 +173,30 @@ struct Int8Dot : SlicedX<C> {
                        const Packed& x, Index begin, Index end, float* scratch) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
-    const Epilogue epilogue = {p, o, slice, stack};
     const Shape shape(p);
+    const Index size = shape.factors_size;
     float* factors = scratch + 2 * padded(shape.groups);
-    int32_t lane_group[kLanes] = {};
-    for (int lane = 0; kNarrow && lane < kLanes; ++lane)
-      lane_group[lane] = lane * XPacked::kCodes / kLanes / static_cast<int>(p.group);
-    const Ints group_of_lane = load_ints(lane_group);
-    // Of a gated activation half of the rows are the others' partners.
-    const int streams = is_gated(p.activation) ? kCount / 2 : kCount;
-    const Index step = ceil_div(end - begin, Index{streams});
-    float sums[kCount][kXRows][kLanes] = {};
-    for (Index i = 0; i < step; ++i) {
-      const uint8_t* rows[kCount];
-      Floats total[kCount][kXRows], shift[kCount][kXRows];
-      for (int r = 0; r < kCount; ++r) {
-        // The last of them may repeat the last row.
-        const Index n =
-            min_of(begin + i + r % streams * step, end - 1) + (r < streams ? 0 : p.N / 2);
-        rows[r] = row_of(p, o, stack, n);
-        load_row<kXRows, kNarrow>(p, o, stack, n, shape, x, scratch,
-                                  factors + r * kXRows * shape.factors_size, shift[r]);
-      }
-      if constexpr (kNarrow)
-        multiply_narrow<kXRows, kSlices>(codes, shape, x, rows, factors, group_of_lane, total);
-      else
-        multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
-      for (int r = 0; r < kCount; ++r)
-        for (int m = 0; m < kXRows; ++m) {
-          float& sum = sums[r][m][i % kLanes] = sum_of(total[r][m] + shift[r][m]);
-          if (kSlices == kFewSlices && x.small[m].count > 0)
-            sum += x.small[m].template times<C>(
-                rows[r], factors + (r * kXRows + (kNarrow ? 0 : m)) * shape.factors_size);
-        }
-      if (i % kLanes < kLanes - 1 && i < step - 1) continue;
-      for (int r = 0; r < streams; ++r) {
-        const Index n = begin + i / kLanes * kLanes + r * step;
-        const Index count = min_of(i % kLanes + 1, end - n);
-        for (int m = 0; m < kXRows; ++m)
-          epilogue.store(m, n, count, sums[r][m], sums[(r + streams) % kCount][m]);
-      }
-    }
+    const Ints group_of_lane = groups_of_lanes<XPacked::kCodes>(p);
+    for_each_rows<kXRows>(p, o, slice, stack, begin, end,
+                          [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
+                              float (&y)[kCount][kXRows]) {
+                            Floats total[kCount][kXRows], shift[kCount][kXRows];
+                            for (int r = 0; r < kCount; ++r)
+                              load_row<kXRows, kNarrow>(p, o, stack, n[r], shape, x, scratch,
+                                                        factors + r * kXRows * size, shift[r]);
+                            if constexpr (kNarrow)
+                              multiply_narrow<kXRows, kSlices>(codes, shape, x, rows, factors,
+                                                               group_of_lane, total);
+                            else
+                              multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
+                            for (int r = 0; r < kCount; ++r)
+                              for (int m = 0; m < kXRows; ++m) {
+                                y[r][m] = sum_of(total[r][m] + shift[r][m]);
+                                if (kSlices == kFewSlices && x.small[m].count > 0)
+                                  y[r][m] += x.small[m].template times<C>(
+                                      rows[r], factors + (r * kXRows + (kNarrow ? 0 : m)) * size);
+                              }
+                          });
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,

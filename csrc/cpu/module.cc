@@ -19,7 +19,9 @@ namespace nb = nanobind;
 // Of the instruction set in use.
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> rows;
-  for (const Kernel& kernel : current_table().isa->kernels) rows.push_back(kernel.info);
+  const Table& table = current_table();
+  for (const Kernel& kernel : std::span(table.kernels).first(table.of_isa))
+    rows.push_back(kernel.info);
   return rows;
 }
 

@@ -66,7 +66,7 @@ struct Schedule {
   // at least kTaskBytes of weights, and there are at most kTiles parts and 256 / M of them.
   void divide_transposed(const Problem& p) {
     // Sums of a tile for a row of x, and tiles for as many threads as gain by them.
-    constexpr Index kMinCodes = 256, kMaxCodes = 2048, kSums = 4096, kTiles = 64;
+    constexpr Index kMinCodes = 256, kMaxCodes = kMaxTileCodes, kSums = 4096, kTiles = 64;
     const Index most = std::clamp(kSums / p.M, kMinCodes, kMaxCodes);
     codes = ceil_div(std::min(most, p.K), kTileUnit) * kTileUnit;
     rows = p.N, sums = p.M * codes;

@@ -44,11 +44,13 @@ struct Kernels {
   const Kernel* end() const { return rows + count; }
 };
 
-// An instruction set: the same kernels, compiled for one kind of processor.
+// An instruction set: the same kernels, compiled for one kind of processor. What its instructions do
+// nothing for comes from another one that has the same vectors.
 struct Isa {
   const char* name;
-  Kernels kernels;
+  Kernels own;
   Kernels ragged;  // transposed ones for groups that are not whole blocks
+  const Isa* base = nullptr;
 };
 
 extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPortable;
@@ -56,6 +58,10 @@ extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPort
 // What products take.
 constexpr OperandSet kAllParts =
     kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale);
+
+// What those of int8 x take.
+constexpr OperandSet kInt8Parts =
+    kAllParts.without(OperandSet::of(Operand::kNorm)) | OperandSet::of(Operand::kXScale);
 
 // Rows of the weight that kernels take at a time, in a row block.
 constexpr int kRowBlock = 32;
@@ -65,6 +71,7 @@ constexpr int kMostExponent = 100;
 // Of the transposed product: tiles are multiples of so many codes; so many rows of the weight are
 // decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
 constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
+constexpr int kMaxTileCodes = 2048;
 // KernelInfo::rows of a kernel that reads the weights once for all.
 constexpr int kAllRows = 1 << 30;
 // Of a panel, whose sums stay in the second-level cache.

@@ -13,6 +13,8 @@
 namespace jaxgemv::cpu {
 namespace {
 
+// A tile's codes of a row that is not there.
+alignas(64) constexpr uint8_t kNoWeights[kMaxTileCodes + 128] = {};
 // Rows of the weight whose parameters are converted together.
 constexpr Index kParamRows = 32;
 
@@ -46,9 +48,9 @@ template <typename C, bool kWhole, bool kOneRow>
     for (const Index stop = min_of(end, blocks); block < stop; ++block) {
       if (block == body_blocks)
         for (int r = 0; r < kDecoded; ++r) at[r] = w_rows.tail[r];
-      Ints units[kDecoded];
+      decltype(load_units<C>(at[0])) units[kDecoded];
       for (int r = 0; r < kDecoded; ++r) {
-        units[r] = load_units<C::kBits>(at[r]);
+        units[r] = load_units<C>(at[r]);
         at[r] += B::kBytes;
       }
       const auto add = [&](int i) __attribute__((always_inline)) {
@@ -206,7 +208,8 @@ struct Transposed {
 
     const uint8_t* matrix = row_of(p, o, stack, 0) + start;
     const auto point_at_row = [&](int r, Index n) {
-      const uint8_t* row = matrix + min_of(n, p.N - 1) * bytes;
+      // An infinite weight would not become 0 by its scale.
+      const uint8_t* row = n < p.N ? matrix + n * bytes : kNoWeights;
       w_rows.body[r] = row, w_rows.tail[r] = tail[r];
       if (w_rows.body_blocks == w_rows.blocks) return;
       const Index done = w_rows.body_blocks * B::kBytes;

@@ -33,13 +33,16 @@ struct Places {
   }
 };
 
-// Lane j <- unit j, with anything above it.
-template <int kBits>
-inline Ints load_units(const uint8_t* from) {
-  if constexpr (Block<kBits>::kUnitIsByte) {
+// Lane j <- unit j, with anything above it; or where there is a way that is faster, its value in C::kUnit.
+template <typename C>
+inline auto load_units(const uint8_t* from) {
+  using B = Block<C::kBits>;
+  if constexpr (B::kUnit == 1 && requires { C::at(from); }) {
+    return C::at(from);
+  } else if constexpr (B::kUnitIsByte) {
     return widen_bytes(from);
   } else {
-    static constexpr Places<Block<kBits>::kUnit * kBits> kPlaces;
+    static constexpr Places<B::kUnit * C::kBits> kPlaces;
     Ints shift;
     __builtin_memcpy(&shift, kPlaces.shift, sizeof(shift));
     return gather_words(from, kPlaces.byte) >> shift;
@@ -52,6 +55,10 @@ inline Floats values_of(const C& codes, Ints units, int i) {
   using B = Block<C::kBits>;
   return codes.convert(units >> (i * C::kBits), B::kUnitIsByte && i == B::kUnit - 1);
 }
+template <typename C>
+inline Floats values_of(const C&, Floats values, int) {
+  return values * C::kUnit;
+}
 
 // The affine map of one row of weights in one group. Where a vector holds the weights of all codes,
 // they are looked up.
@@ -63,7 +70,8 @@ struct Group {
     zero = broadcast(z), scale = broadcast(s), offset = broadcast(o);
     if constexpr (C::kLookup) table = (codes.all() - zero) * scale + offset;
   }
-  Floats weights(const C& codes, Ints units, int i) const {
+  template <typename Units>
+  Floats weights(const C& codes, Units units, int i) const {
     if constexpr (C::kLookup)
       return lookup(table, units >> (i * C::kBits));
     else

@@ -2,8 +2,9 @@
 // format is a specialisation here for each main loop that is to have it, and rows in isa/kernels.h.
 // Under the rule of that file: internal linkage.
 //
-// All have kFormat, kBits, and kMid, the value that stands for a weight of 0 in Affine::kSymmetric.
-// An object is made for a stack entry of a call, and may hold a table of it.
+// All have kFormat, kBits, kShifted, whether scaled values are shifted, and kMid, the value that stands
+// for a weight of 0 in Affine::kSymmetric.
+// An object is made for a stack entry of a call, and may hold a table of it; suits(p, o) is whether it can.
 #pragma once
 
 #include "convert.h"
@@ -16,7 +17,9 @@ namespace {
 // What a main loop multiplies weights with.
 enum class XKind {
   kFloats,      // float32: f32_panel.h, transposed.h
+  kBlocks,      // float32 in the order of blocks.h: f32_dot.h
   kSlices,      // slices of fixed-point numbers, of kSliceBits: int8_dot.h
+  kParts,       // words of several codes: int8_panel.h
   kPairs,       // pairs of bfloat16: bf16_panel.h
   kTileFloats,  // AMX tiles of bfloat16: amx_bf16.h
   kTileSlices,  // AMX tiles of int8 slices: amx_int8.h
@@ -31,10 +34,25 @@ concept Exists = requires { C::kMid; };
 template <int kCodeBits>
 struct AffineCodes {
   static constexpr Format kFormat = Format::kAffine;
+  static constexpr bool kShifted = true;
   static constexpr int kBits = kCodeBits;
   static constexpr float kMid = mid_code(kBits);
 
   AffineCodes(const Problem&, const Operands&, Index /*stack*/) {}
+  static bool suits(const Problem&, const Operands&) { return true; }
+};
+
+// Of formats whose codes stand for floats: weights are these times a scale.
+template <Format kOf, int kCodeBits>
+struct FloatCodes {
+  static constexpr Format kFormat = kOf;
+  static constexpr bool kShifted = false;
+  static constexpr int kBits = kCodeBits;
+  static constexpr float kMid = 0;
+
+  FloatCodes() = default;
+  FloatCodes(const Problem&, const Operands&, Index /*stack*/) {}
+  static bool suits(const Problem&, const Operands&) { return true; }
 };
 
 // Values of codes, which lie in the lowest bits of lanes with anything above them.
@@ -52,6 +70,38 @@ struct Codes<Format::kAffine, kBits, XKind::kFloats> : AffineCodes<kBits> {
     Floats values = {};
     for (int j = 0; j < kLanes; ++j) values[j] = j % (1 << kBits);
     return values;
+  }
+};
+
+// Entries of a table, which repeats itself where a vector holds more.
+template <int kBits>
+struct Codes<Format::kCodebook, kBits, XKind::kFloats> : FloatCodes<Format::kCodebook, kBits> {
+  static constexpr int kEntries = 1 << kBits;
+  static constexpr bool kLookup = kEntries <= kLookupSize;
+  float table[kEntries > kLanes ? kEntries : kLanes];
+
+  Codes(const Problem&, const Operands& o, Index stack) {
+    const Param& book = o.codebook;
+    read_floats(book.dtype, book.data, stack * book.stack_stride, kEntries, table);
+    for (int i = kEntries; i < kLanes; ++i) table[i] = table[i - kEntries];
+  }
+  Floats convert(Ints codes, bool = false) const { return lookup<kEntries>(table, codes); }
+  Floats all() const { return load_floats(table); }
+};
+
+// at(from): codes that are neighbours in memory, in units of kUnit.
+template <Format kFloat8>
+  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+struct Codes<kFloat8, 8, XKind::kFloats> : FloatCodes<kFloat8, 8> {
+  using FloatCodes<kFloat8, 8>::FloatCodes;
+  static constexpr bool kLookup = false;
+  static constexpr float kUnit = kFloat8 == Format::kE4M3 ? kE4M3Unit : 1;
+  static Floats convert(Ints codes, bool = false) {
+    return kFloat8 == Format::kE4M3 ? floats_of_e4m3(codes) : floats_of_e5m2(codes);
+  }
+  static Floats at(const uint8_t* bytes) {
+    const char* from = reinterpret_cast<const char*>(bytes);
+    return kFloat8 == Format::kE4M3 ? e4m3_at(from) : e5m2_at(from);
   }
 };
 
@@ -110,6 +160,7 @@ template <int kBits>
 struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   static constexpr PairOrder<kBits> kOrder{};
   static constexpr int kTableBits = kBits <= 5 ? 5 : 6;
+  static constexpr bool kIsLookedUp = kBits <= kTableBits;
   uint16_t table[1 << kTableBits];  // bfloat16
 
   Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {
@@ -118,17 +169,114 @@ struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   }
 };
 
+// A float of 8 bits is a bfloat16. Of magnitudes, to which lookups add the sign.
+template <Format kFloat8>
+struct Float8Pairs : FloatCodes<kFloat8, 8> {
+  uint16_t table[128];
+
+  Float8Pairs(const Problem&, const Operands&, Index) {
+    for (uint32_t i = 0; i < 128; ++i)
+      table[i] = static_cast<uint16_t>(
+          (kFloat8 == Format::kE4M3 ? bits_of_e4m3(i) : bits_of_e5m2(i)) >> 16);
+  }
+};
+
+// Entries of a codebook as bfloat16, and what is left of them, over and over again.
+template <int kBits, int kTableBits>
+struct BookPairs : FloatCodes<Format::kCodebook, kBits> {
+  static constexpr int kEntries = 1 << kBits, kSize = 1 << kTableBits;
+  // Products with x stay finite, and are as exact as with normal numbers.
+  static constexpr float kLargest = 0x1p16f, kLeast = 0x1p-60f;
+  uint16_t table[kSize], rest[kSize];
+  bool has_rest = false;
+
+  BookPairs(const Problem&, const Operands& o, Index stack) {
+    float book[kEntries];
+    read(o, stack, book);
+    for (int i = 0; i < kSize; ++i) {
+      const float entry = book[i % kEntries];
+      table[i] = bf16_of_f32(entry);
+      rest[i] = bf16_of_f32(entry - f32_of_bf16(table[i]));
+      has_rest |= rest[i] != 0;
+    }
+  }
+  static void read(const Operands& o, Index stack, float* book) {
+    read_floats(o.codebook.dtype, o.codebook.data, stack * o.codebook.stack_stride, kEntries, book);
+  }
+  // f(entry) is true of all entries of all tables of a call.
+  template <typename F>
+  static bool all(const Problem& p, const Operands& o, F&& f) {
+    for (Index stack = 0; stack < (o.codebook.stack_stride > 0 ? p.stack : 1); ++stack) {
+      float book[kEntries];
+      read(o, stack, book);
+      for (const float entry : book)
+        if (!f(entry)) return false;
+    }
+    return true;
+  }
+  static bool is_fine(float entry) {
+    const float magnitude = __builtin_fabsf(entry);
+    return magnitude == 0 || (magnitude >= kLeast && magnitude <= kLargest);
+  }
+};
+
+// Codebooks that are bfloat16 as they are: E2M1, and what looks at this finds.
+template <int kBits>
+  requires(kBits <= 6)
+struct Codes<Format::kCodebook, kBits, XKind::kPairs> : BookPairs<kBits, kBits <= 5 ? 5 : 6> {
+  using Base = BookPairs<kBits, kBits <= 5 ? 5 : 6>;
+  using Base::Base;
+  static constexpr PairOrder<kBits> kOrder{};
+  static constexpr bool kIsLookedUp = true;
+  static bool suits(const Problem& p, const Operands& o) {
+    return Base::all(p, o, [](float entry) {
+      return Base::is_fine(entry) && (bits_of_f32(entry) & 0xffff) == 0;
+    });
+  }
+};
+
+// Infinite ones would be multiplied with zeros where groups end within a chunk of codes.
+template <Format kFloat8>
+  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+struct Codes<kFloat8, 8, XKind::kPairs> : Float8Pairs<kFloat8> {
+  using Float8Pairs<kFloat8>::Float8Pairs;
+  static constexpr PairOrder<8> kOrder{};
+  static constexpr bool kIsLookedUp = true;
+  static bool suits(const Problem& p, const Operands&) {
+    return p.group % 32 == 0 || p.group >= p.K;
+  }
+};
+
 // As entries of a table for words of 16 bits, whose lowest five choose.
 template <int kBits>
   requires(4 % kBits == 0)
 struct Codes<Format::kAffine, kBits, XKind::kTileFloats> : AffineCodes<kBits> {
   static constexpr int kSteps = 16 / kBits;
-  uint16_t table[32];  // bfloat16
+  static constexpr bool has_rest = false;
+  uint16_t table[32], rest[32];  // bfloat16
 
   Codes(const Problem& p, const Operands& o, Index stack) : AffineCodes<kBits>(p, o, stack) {
     for (int i = 0; i < 32; ++i)
       table[i] = static_cast<uint16_t>(bits_of_f32(static_cast<float>(i % (1 << kBits))) >> 16);
   }
+};
+
+// Those of codebooks have two parts, if one is not exact: 2^-17 of an entry.
+template <int kBits>
+  requires(4 % kBits == 0)
+struct Codes<Format::kCodebook, kBits, XKind::kTileFloats> : BookPairs<kBits, 5> {
+  using Base = BookPairs<kBits, 5>;
+  using Base::Base;
+  static constexpr int kSteps = 16 / kBits;
+  static bool suits(const Problem& p, const Operands& o) { return Base::all(p, o, Base::is_fine); }
+};
+template <Format kFloat8>
+  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+struct Codes<kFloat8, 8, XKind::kTileFloats> : Float8Pairs<kFloat8> {
+  using Float8Pairs<kFloat8>::Float8Pairs;
+  static constexpr int kSteps = 2;
+  static constexpr bool has_rest = false;
+  uint16_t rest[128];
 };
 
 // Of a byte with codes c[0], c[1], .. from its lowest bit on, the remainders

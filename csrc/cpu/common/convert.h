@@ -80,6 +80,10 @@ inline void read_floats(Dtype dtype, const void* data, Index first, Index count,
       for (Index i = 0; i < count; ++i)
         out[i] = f32_of_bits(bits_of_e8m0(load<uint8_t>(data, first + i)));
       return;
+    case Dtype::kI8:
+      for (Index i = 0; i < count; ++i) out[i] = load<int8_t>(data, first + i);
+      return;
+    case Dtype::kI32: break;
   }
   __builtin_unreachable();
 }
@@ -97,7 +101,9 @@ inline void write_floats(Dtype dtype, void* data, Index first, Index count, cons
       for (Index i = 0; i < count; ++i) store(data, first + i, f16_of_f32(values[i]));
       return;
     case Dtype::kE4M3:
-    case Dtype::kE8M0: __builtin_unreachable();  // Call::from refuses such a result
+    case Dtype::kE8M0:
+    case Dtype::kI8:
+    case Dtype::kI32: __builtin_unreachable();  // Call::from refuses such a result, or the epilogue
   }
 }
 
@@ -106,7 +112,6 @@ inline void write_float(Dtype dtype, void* data, Index i, float value) {
 }
 
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
 // As f32_of_f16.
 inline Floats floats_of_f16(Ints half) {
@@ -119,13 +124,43 @@ inline Floats floats_of_f16(Ints half) {
   return (Floats)((finite + (is_special & kRebias)) | (half & 0x8000) << 16);
 }
 
-// As bits_of_e4m3; multiples of 2^-9 below its least normal number.
-inline Floats floats_of_e4m3(Ints byte) {
-  const Ints magnitude = byte & 127;
-  const Floats subnormal = to_floats(magnitude) * 0x1p-9f;
-  Floats value = select(magnitude < 8, subnormal, (Floats)((magnitude << 20) + (120 << 23)));
-  value = select(magnitude == 127, broadcast(__builtin_nanf("")), value);
-  return (Floats)((Ints)value | (byte & 128) << 24);
+// Of a float of 8 bits, in the lowest of lanes with anything above them. Below the least normal number n
+// a float of these bits with an exponent is f where 2 f - n is right, which is larger everywhere else.
+// kSpecial: the magnitude from which on numbers are none, or infinite.
+template <int kMantissa, int kSpecial>
+inline Floats floats_of_float8(Ints byte) {
+  constexpr int kShift = 23 - kMantissa, kBias = (1 << (6 - kMantissa)) - 1;
+  constexpr float kLeast = __builtin_bit_cast(float, (128 - kBias) << 23);
+  const Ints magnitude = byte << kShift & (127 << kShift);
+  const Floats normal = (Floats)(magnitude + ((127 - kBias) << 23));
+  const Floats other = normal * 2.f - kLeast;
+  const Ints value = (Ints)(normal < other ? normal : other);
+  const Ints special = magnitude >= (kSpecial << kShift);
+  return (Floats)(value | (special & 0x7f800000) | (byte << 24 & INT32_MIN));
+}
+inline Floats floats_of_e4m3(Ints byte) { return floats_of_float8<3, 127>(byte); }
+inline Floats floats_of_e5m2(Ints byte) { return floats_of_float8<2, 124>(byte); }
+
+// Of kLanes of them that begin at `from`. Half as wide they are float16, of e4m3 with an exponent that is
+// 8 too small: 1 / kE4M3Unit of what they are.
+constexpr float kE4M3Unit = kConvertsF16 ? 256 : 1;
+inline Floats e4m3_at(const char* from) {
+  if constexpr (kConvertsF16) {
+    constexpr int16_t kMagnitude = 127 << 7;
+    Shorts halves = widen_to_shorts(from) << 7 & ~0x4000;
+    halves |= ((halves & kMagnitude) == kMagnitude) & 0x4000;  // NaN
+    return load_f16(reinterpret_cast<const char*>(&halves));
+  } else {
+    return floats_of_e4m3(widen_bytes(reinterpret_cast<const uint8_t*>(from)));
+  }
+}
+inline Floats e5m2_at(const char* from) {
+  if constexpr (kConvertsF16) {
+    const Shorts halves = widen_to_shorts(from) << 8;
+    return load_f16(reinterpret_cast<const char*>(&halves));
+  } else {
+    return floats_of_e5m2(widen_bytes(reinterpret_cast<const uint8_t*>(from)));
+  }
 }
 
 // As bits_of_e8m0. 2^-127 is subnormal, and so zero in XLA's threads.
@@ -143,6 +178,8 @@ inline auto with_dtype(Dtype dtype, F&& f) {
     case Dtype::kF16: return f.template operator()<Dtype::kF16>();
     case Dtype::kE4M3: return f.template operator()<Dtype::kE4M3>();
     case Dtype::kE8M0: return f.template operator()<Dtype::kE8M0>();
+    case Dtype::kI8:
+    case Dtype::kI32: break;  // no parameters that are scaled
   }
   __builtin_unreachable();
 }
@@ -158,8 +195,10 @@ inline Floats read_whole(const char* from) {
     case Dtype::kF32: return (Floats)load_ints(from);
     case Dtype::kBF16: return (Floats)(widen(Halves{}) << 16);
     case Dtype::kF16: return kConvertsF16 ? load_f16(from) : floats_of_f16(widen(Halves{}));
-    case Dtype::kE4M3: return floats_of_e4m3(widen(Bytes{}));
-    case Dtype::kE8M0: return floats_of_e8m0(widen(Bytes{}));
+    case Dtype::kE4M3: return e4m3_at(from) * kE4M3Unit;
+    case Dtype::kE8M0: return floats_of_e8m0(widen_bytes(reinterpret_cast<const uint8_t*>(from)));
+    case Dtype::kI8:
+    case Dtype::kI32: break;
   }
   __builtin_unreachable();
 }

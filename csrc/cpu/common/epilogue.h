@@ -20,6 +20,10 @@ struct Epilogue {
                                        const float* partners) const {
     const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
     const Index at = (slice * p.M + m) * width + n;
+    if (p.is_exact()) {  // sums are integers
+      for (Index i = 0; i < count; ++i) jaxgemv::cpu::store(o.y, at + i, sums[i]);
+      return;
+    }
     for (Index i = 0; i < count; i += kLanes) {
       const Index left = min_of(kLanes, count - i);
       Floats y = load_floats(sums + i) + bias(n + i, left);

@@ -72,6 +72,10 @@ template <typename C>
 inline void read_params(const Problem& p, const Operands& o, Index stack, Index n, Index groups,
                         float* scale, float* offset) {
   read_groups(o.scale, stack, n, groups, scale);
+  if (!C::kShifted) {
+    for (Index g = 0; g < groups; g += kLanes) store_floats(offset + g, Floats{});
+    return;
+  }
   if (p.affine != Affine::kSymmetric) read_groups(o.shift, stack, n, groups, offset);
   if (p.affine == Affine::kOffset) return;
   for (Index g = 0; g < groups; g += kLanes) {
@@ -80,11 +84,25 @@ inline void read_params(const Problem& p, const Operands& o, Index stack, Index 
   }
 }
 
-// to[group][scale, offset][row] <- parameters of a block. rows: scratch, 2 * kLanes * padded(groups).
+// The zero of a group of row n, as the integer that it is.
+inline int32_t zero_of(const Problem& p, const Operands& o, Index stack, Index n, Index group) {
+  if (o.shift.data == nullptr) return mid_code(p.bits);
+  return load<int32_t>(
+      o.shift.data, stack * o.shift.stack_stride + n * o.shift.n_stride + group * o.shift.g_stride);
+}
+
+// to[group][scale, offset][row] <- parameters of a block, without a scale the zeros as they are. rows:
+// scratch, 2 * kLanes * padded(groups).
 template <typename C>
 inline void load_params_by_group(const Problem& p, const Operands& o, Index stack,
                                  const RowBlock& block, float* rows, float* out) {
   const Index groups = groups_of(p), size = padded(groups);
+  if (p.is_exact()) {
+    for (Index g = 0; g < groups; ++g)
+      for (Index r = 0; r < kRowBlock; ++r)
+        store(out, (2 * g + 1) * kRowBlock + r, zero_of(p, o, stack, block.row(r), g));
+    return;
+  }
   for (int lane = 0; lane < kRowBlock; lane += kLanes) {
     for (int r = 0; r < kLanes; ++r)
       read_params<C>(p, o, stack, block.row(lane + r), groups, rows + 2 * r * size,

@@ -36,6 +36,15 @@ struct X {
     }
   }
 
+  // Of int8 x, a row and what stands for 1 of it.
+  const int8_t* int8_row(Index m) const {
+    return static_cast<const int8_t*>(o.x) + (slice * p.M + m) * p.K;
+  }
+  float int8_scale(Index m, Index k) const {
+    if (o.x_scale == nullptr) return 1;
+    return o.x_scale[(slice * p.M + m) * (p.K / p.x_group) + k / p.x_group];
+  }
+
   // Has to come before a row is read.
   void normalise(Index m0, Index m1) const {
     if (o.norm.data == nullptr) return;

@@ -9,12 +9,12 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr Rows kAmxRows = make_rows([](Rows& rows) {
-  rows.add<AmxBf16, XKind::kTileFloats, Format::kAffine>();
+  rows.add<AmxBf16, XKind::kTileFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
   rows.add<AmxInt8, XKind::kTileSlices, Format::kAffine>();
-  add_vector_rows(rows);
 });
 
 }  // namespace
 
-constinit const Isa kAmx = make_isa("amx", kAmxRows);
+constinit const Isa kAmx = make_isa("amx", kAvx512Vbmi, kAmxRows);
 }  // namespace jaxgemv::cpu

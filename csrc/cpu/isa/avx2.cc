@@ -17,5 +17,5 @@ inline Ints dot(Ints sum, Ints codes, Ints slices) {
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
-constinit const Isa kAvx2 = make_isa("avx2", kVectorRows);
+constinit const Isa kAvx2 = make_isa("avx2");
 }

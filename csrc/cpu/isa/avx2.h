@@ -14,6 +14,7 @@ namespace {
 constexpr int kLanes = 8;
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
+typedef int16_t Shorts __attribute__((vector_size(16)));
 
 constexpr int kLookupSize = 8;
 
@@ -21,8 +22,29 @@ inline Floats lookup(Floats table, Ints index) {
   return (Floats)_mm256_permutevar8x32_ps((__m256)table, (__m256i)index);
 }
 
+template <int kSize>
+inline Floats lookup(const float* table, Ints index) {
+  const __m256i i = (__m256i)index;
+  const auto of_8 = [&](const float* part) {
+    return _mm256_permutevar8x32_ps(_mm256_loadu_ps(part), i);
+  };
+  if constexpr (kSize <= kLanes) {
+    return (Floats)of_8(table);
+  } else if constexpr (kSize == 2 * kLanes) {
+    const __m256 is_upper = _mm256_castsi256_ps(_mm256_slli_epi32(i, 28));  // by bit 3
+    return (Floats)_mm256_blendv_ps(of_8(table), of_8(table + kLanes), is_upper);
+  } else {
+    const __m256i place = _mm256_and_si256(i, _mm256_set1_epi32(kSize - 1));
+    return (Floats)_mm256_i32gather_ps(table, place, 4);
+  }
+}
+
 inline Ints widen_bytes(const uint8_t* from) {
   return (Ints)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+}
+
+inline Shorts widen_to_shorts(const char* from) {
+  return (Shorts)_mm_cvtepi8_epi16(_mm_loadu_si64(from));
 }
 
 inline Ints gather_words(const uint8_t* from, const uint8_t* places) {

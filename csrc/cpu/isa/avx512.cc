@@ -4,5 +4,5 @@
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
-constinit const Isa kAvx512 = make_isa("avx512", kVectorRows);
+constinit const Isa kAvx512 = make_isa("avx512");
 }

@@ -14,6 +14,7 @@ namespace {
 constexpr int kLanes = 16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
+typedef int16_t Shorts __attribute__((vector_size(32)));
 
 constexpr int kLookupSize = 16;
 
@@ -22,8 +23,32 @@ inline Floats lookup(Floats table, Ints index) {
   return (Floats)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, (__m512)table);
 }
 
+template <int kSize>
+inline Floats lookup(const float* table, Ints index) {
+  const __m512i i = (__m512i)index;
+  const auto of_32 = [&](const float* half) {
+    return _mm512_maskz_permutex2var_ps(0xffff, _mm512_loadu_ps(half), i,
+                                        _mm512_loadu_ps(half + kLanes));
+  };
+  if constexpr (kSize <= kLanes) {
+    return (Floats)_mm512_maskz_permutexvar_ps(0xffff, i, _mm512_loadu_ps(table));
+  } else if constexpr (kSize == 32) {
+    return (Floats)of_32(table);
+  } else if constexpr (kSize == 64) {
+    const __mmask16 is_upper = _mm512_test_epi32_mask(i, _mm512_set1_epi32(32));
+    return (Floats)_mm512_mask_blend_ps(is_upper, of_32(table), of_32(table + 32));
+  } else {
+    const __m512i place = _mm512_and_si512(i, _mm512_set1_epi32(kSize - 1));
+    return (Floats)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, place, table, 4);
+  }
+}
+
 inline Ints widen_bytes(const uint8_t* from) {
   return (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+}
+
+inline Shorts widen_to_shorts(const char* from) {
+  return (Shorts)_mm256_maskz_cvtepi8_epi16(0xffff, _mm_loadu_si128((const __m128i*)from));
 }
 
 inline Ints gather_words(const uint8_t* from, const uint8_t* places) {
@@ -73,12 +98,32 @@ inline void transpose(Ints (&square)[kLanes]) {
   }
 }
 
+// Words of 16 bits: table[words[i] % 128], with the sign of bit 7.
+inline __m512i magnitudes_of(__m512i words, const uint16_t (&table)[128]) {
+  const auto of_64 = [&](const uint16_t* half) {
+    return _mm512_maskz_permutex2var_epi16(~0u, _mm512_loadu_si512(half), words,
+                                           _mm512_loadu_si512(half + 32));
+  };
+  const __mmask32 is_upper = _mm512_test_epi16_mask(words, _mm512_set1_epi16(64));
+  const __m512i magnitude = _mm512_mask_blend_epi16(is_upper, of_64(table), of_64(table + 64));
+  const __m512i sign =
+      _mm512_and_si512(_mm512_maskz_slli_epi16(~0u, words, 8), _mm512_set1_epi16(INT16_MIN));
+  return _mm512_or_si512(magnitude, sign);
+}
+
 // Words of 16 bits: to[i] = table[(words[i] >> shift) % 32], and 0 where `chosen` has no bit.
-inline void lookup_words(Ints words, int shift, const uint16_t* table, uint32_t chosen,
+inline void lookup_words(Ints words, int shift, const uint16_t (&table)[32], uint32_t chosen,
                          uint16_t* to) {
   const __m512i index = _mm512_maskz_srli_epi16(~0u, (__m512i)words, static_cast<unsigned>(shift));
   const __m512i found = _mm512_maskz_permutexvar_epi16(chosen, index, _mm512_loadu_si512(table));
   _mm512_storeu_si512(to, found);
+}
+
+// The same of floats of 8 bits.
+inline void lookup_words(Ints words, int shift, const uint16_t (&table)[128], uint32_t chosen,
+                         uint16_t* to) {
+  const __m512i index = _mm512_maskz_srli_epi16(~0u, (__m512i)words, static_cast<unsigned>(shift));
+  _mm512_storeu_si512(to, _mm512_maskz_mov_epi16(chosen, magnitudes_of(index, table)));
 }
 
 constexpr bool kConvertsF16 = true;

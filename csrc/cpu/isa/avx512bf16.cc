@@ -8,10 +8,11 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr Rows kBf16Rows = make_rows([](Rows& rows) {
-  add_vector_rows(rows, [](Rows& rows) { rows.add<Bf16Panel, XKind::kPairs, Format::kAffine>(); });
+  rows.add<Bf16Panel, XKind::kPairs, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
 });
 
 }  // namespace
 
-constinit const Isa kAvx512Bf16 = make_isa("avx512bf16", kBf16Rows);
+constinit const Isa kAvx512Bf16 = make_isa("avx512bf16", kAvx512Vbmi, kBf16Rows);
 }  // namespace jaxgemv::cpu

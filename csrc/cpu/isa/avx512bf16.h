@@ -12,12 +12,6 @@ inline Floats dot_pairs(Floats sum, Ints a, Ints b) {
   return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
-// gcc would load it again for each use: three rows of x took twice as long.
-inline Ints in_register(Ints value) {
-  __asm__("" : "+v"(value));
-  return value;
-}
-
 // The lower half of each lane of `low`, the upper of `high`.
 inline Ints join_halves(Ints low, Ints high) {
   return (Ints)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
@@ -31,6 +25,11 @@ inline Ints lookup_halves(Ints index, const uint16_t (&table)[32]) {
 inline Ints lookup_halves(Ints index, const uint16_t (&table)[64]) {
   return (Ints)_mm512_maskz_permutex2var_epi16(~0u, _mm512_loadu_si512(table), (__m512i)index,
                                                _mm512_loadu_si512(table + 32));
+}
+
+// Of floats of 8 bits: of magnitudes, and bit 7 is the sign.
+inline Ints lookup_halves(Ints index, const uint16_t (&table)[128]) {
+  return (Ints)magnitudes_of((__m512i)index, table);
 }
 
 // x as pairs, and whether all that was packed is normal and within 2^kMostExponent, or zero.

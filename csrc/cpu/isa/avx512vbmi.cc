@@ -3,5 +3,5 @@
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
-constinit const Isa kAvx512Vbmi = make_isa("avx512vbmi", kVectorRows);
+constinit const Isa kAvx512Vbmi = make_isa("avx512vbmi", kAvx512, kDots);
 }

@@ -16,5 +16,5 @@ inline Ints dot(Ints sum, Ints codes, Ints slices) {
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
-constinit const Isa kAvxVnni = make_isa("avxvnni", kVectorRows);
+constinit const Isa kAvxVnni = make_isa("avxvnni", kAvx2, kDots);
 }

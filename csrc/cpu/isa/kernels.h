@@ -6,6 +6,8 @@
 // (common/epilogue.h). In all main loops a sum is made in an order that k gives, whatever the
 // threads:
 //   int8_dot.h    up to kDotRows rows of x, bound by memory
+//   int8_x_dot.h, f32_dot.h   the same of int8 x, and of codes that stand for floats
+//   int8_panel.h  more of them of int8 x
 //   f32_panel.h   more of them, and what others do not take, bound by multiplications
 //   bf16_panel.h  the same of bfloat16 x, where its products are faster
 //   amx_int8.h, amx_bf16.h   from two rows on, where there is AMX
@@ -18,17 +20,22 @@
 //   gather_words(from, places): lane j <- the 32 bits at from + places[4 j], a place below 16. It
 //     may read 16 bytes, and leave anything in those beyond them;
 //   lookup(table, index): table[index % kLanes]; kLookupSize: kLanes, or 0 if that takes long;
+//   lookup<size>(table, index): the same of a table in memory that is longer, or as long and repeats
+//     itself: table[index % size];
 //   dot(sum, codes, slices): sums of products, in lanes of 32 bits, of unsigned codes and signed
 //     slices of kSliceBits; that is 0 where the processor has no such thing;
-// with kConvertsF16 also load_f16(from): kLanes values; with kCanSpread, for common/spread.h,
+// with kConvertsF16 also load_f16(from): kLanes values, and widen_to_shorts(from): kLanes bytes with signs; with kCanSpread, for common/spread.h,
 //   shuffle_bytes(v, places): byte i <- v[places[i]] of the same 16 bytes, or 0 for a place of 128;
 //   multiply_low(a, b), multiply_high(a, b): half of the products of unsigned 16-bit words,
 // or, with kCanMultishift, multishift<bits>(words): byte i <- the bits from i * bits on.
 // kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in panel.h.
 #pragma once
 
+#include "../f32_dot.h"
 #include "../f32_panel.h"
 #include "../int8_dot.h"
+#include "../int8_panel.h"
+#include "../int8_x_dot.h"
 #include "../transposed.h"
 
 namespace jaxgemv::cpu {
@@ -65,43 +72,58 @@ struct Product {
     if (has_entry(p, stack)) return Main::run(p, o, slice, stack, x, tile.n0, tile.n1, scratch);
     const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
     for (Index m = 0; m < p.M; ++m)
-      for (Index n = tile.n0; n < tile.n1; ++n)
-        write_float(p.y, o.y, (slice * p.M + m) * width + n, __builtin_nanf(""));
+      for (Index n = tile.n0, at = (slice * p.M + m) * width + n; n < tile.n1; ++n, ++at)
+        if (p.is_exact())
+          store(o.y, at, INT32_MIN);
+        else
+          write_float(p.y, o.y, at, __builtin_nanf(""));
   }
 };
 
 // The table of an instruction set, while it is made.
 struct Rows {
-  static constexpr int kMost = 5 * 8 * 3;
+  static constexpr int kMost = 12 * 8 * 3;
   Kernel rows[kMost] = {};
   int count = 0;
 
-  // Kernels of a main loop and a format, for all widths and dtypes of x that these have.
-  template <template <typename> typename Loop, XKind kX, Format kFormat>
+  // Kernels of a main loop and formats, for all widths and dtypes of x that these have.
+  template <template <typename> typename Loop, XKind kX, Format... kFormats>
   constexpr void add() {
+    (add_one<Loop, kX, kFormats>(), ...);
+  }
+
+  // is_ragged: also for groups that are not whole blocks.
+  template <Format... kFormats>
+  constexpr void add_transposed(bool is_ragged) {
+    (add_one_transposed<kFormats>(is_ragged), ...);
+  }
+
+ private:
+  template <template <typename> typename Loop, XKind kX, Format kFormat>
+  constexpr void add_one() {
     for_each_width([&]<int kBits>() {
       if constexpr (Exists<Codes<kFormat, kBits, kX>>) {
         using Main = Loop<Codes<kFormat, kBits, kX>>;
         using Whole = Product<Main>;
-        for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+        for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32, Dtype::kI8})
           if (Main::takes(x))
-            rows[count++] = {.info = {Main::kName, kFormat, kBits, x, Main::kRows,
-                                      with_format(Main::kOperands, kFormat)},
-                             .takes_any_x = Main::kTakesAnyX,
-                             .supports = Main::supports,
-                             .x_size = Whole::x_size,
-                             .prepare = Whole::prepare,
-                             .pack_x = Whole::pack_x,
-                             .scratch_size = Whole::scratch_size,
-                             .run = Whole::run,
-                             .finish = nullptr};
+            rows[count++] = {
+                .info = {Main::kName, kFormat, kBits, x, Main::kRows,
+                         with_format(x == Dtype::kI8 ? kInt8Parts : Main::kOperands, kFormat)},
+                .takes_any_x = Main::kTakesAnyX,
+                .supports = Main::supports,
+                .x_size = Whole::x_size,
+                .prepare = Whole::prepare,
+                .pack_x = Whole::pack_x,
+                .scratch_size = Whole::scratch_size,
+                .run = Whole::run,
+                .finish = nullptr};
       }
     });
   }
 
-  // is_ragged: also for groups that are not whole blocks.
   template <Format kFormat>
-  constexpr void add_transposed(bool is_ragged) {
+  constexpr void add_one_transposed(bool is_ragged) {
     for_each_width([&]<int kBits>() {
       if constexpr (Exists<Codes<kFormat, kBits, XKind::kFloats>>) {
         using Main = Transposed<Codes<kFormat, kBits, XKind::kFloats>>;
@@ -120,7 +142,6 @@ struct Rows {
     });
   }
 
- private:
   template <typename F>
   static constexpr void for_each_width(F&& f) {
     f.template operator()<1>(), f.template operator()<2>(), f.template operator()<3>();
@@ -129,14 +150,15 @@ struct Rows {
   }
 };
 
-// What every instruction set has, and what one has besides: add_panels(rows). The order is that of
-// preference (choose.h).
-template <typename AddPanels>
-constexpr void add_vector_rows(Rows& rows, AddPanels&& add_panels) {
+constexpr void add_transposed_rows(Rows& rows, bool is_ragged) {
+  rows.add_transposed<Format::kAffine, Format::kCodebook, Format::kE4M3, Format::kE5M2>(is_ragged);
+}
+
+// Those that `dot` and `multishift` are for. The order of rows is that of preference (choose.h).
+constexpr void add_dots(Rows& rows) {
   rows.add<Int8Dot, XKind::kSlices, Format::kAffine>();
-  add_panels(rows);
-  rows.add<F32Panel, XKind::kFloats, Format::kAffine>();
-  rows.add_transposed<Format::kAffine>(/*is_ragged=*/false);
+  rows.add<Int8XDot, XKind::kSlices, Format::kAffine>();
+  rows.add<Int8Panel, XKind::kParts, Format::kAffine>();
 }
 
 template <typename Add>
@@ -146,15 +168,25 @@ constexpr Rows make_rows(Add&& add) {
   return rows;
 }
 
-constexpr void add_vector_rows(Rows& rows) {
-  add_vector_rows(rows, [](Rows&) {});
-}
-[[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) { add_vector_rows(rows); });
-constexpr Rows kRaggedRows =
-    make_rows([](Rows& rows) { rows.add_transposed<Format::kAffine>(/*is_ragged=*/true); });
+[[maybe_unused]] constexpr Rows kDots = make_rows(add_dots);
+// All that vectors of some width have.
+[[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) {
+  add_dots(rows);
+  rows.add<F32Dot, XKind::kBlocks, Format::kCodebook, Format::kE4M3, Format::kE5M2>();
+  rows.add<F32Panel, XKind::kFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
+  add_transposed_rows(rows, /*is_ragged=*/false);
+});
+[[maybe_unused]] constexpr Rows kRaggedRows =
+    make_rows([](Rows& rows) { add_transposed_rows(rows, /*is_ragged=*/true); });
 
-constexpr Isa make_isa(const char* name, const Rows& rows) {
-  return {name, {rows.rows, rows.count}, {kRaggedRows.rows, kRaggedRows.count}};
+constexpr Isa make_isa(const char* name) {
+  return {name, {kVectorRows.rows, kVectorRows.count}, {kRaggedRows.rows, kRaggedRows.count}};
+}
+
+// With the vectors of another one, and these rows in place of its own or besides.
+constexpr Isa make_isa(const char* name, const Isa& base, const Rows& rows) {
+  return {name, {rows.rows, rows.count}, {}, &base};
 }
 
 }  // namespace

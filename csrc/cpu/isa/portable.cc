@@ -12,12 +12,20 @@ namespace {
 constexpr int kLanes = 4;
 typedef float Floats __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));
+typedef int16_t Shorts __attribute__((vector_size(8)));
 
 constexpr int kLookupSize = 0;  // no instruction for it
 
 [[maybe_unused]] inline Floats lookup(Floats table, Ints index) {
   Floats found;
   for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane]];
+  return found;
+}
+
+template <int kSize>
+inline Floats lookup(const float* table, Ints index) {
+  Floats found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane] & (kSize - 1)];
   return found;
 }
 
@@ -74,6 +82,7 @@ inline void transpose(Ints (&square)[kLanes]) {
 constexpr bool kConvertsF16 = false;
 
 inline Floats load_f16(const char*) { return Floats{}; }
+[[maybe_unused]] inline Shorts widen_to_shorts(const char*) { return Shorts{}; }
 
 constexpr bool kCanSpread = false, kCanMultishift = false;
 
@@ -94,5 +103,5 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
-constinit const Isa kPortable = make_isa("portable", kVectorRows);
+constinit const Isa kPortable = make_isa("portable");
 }
