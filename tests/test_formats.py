@@ -94,8 +94,9 @@ def test_hqq_groups_along_outputs(tmp_path):
 # --- GPTQ and AWQ ---
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize(
+    ("bits", "form"), [(2, "gptq"), (3, "gptq"), (4, "gptq"), (8, "gptq"), (3, "gptq_v2"), (4, "gptq_v2")]
+)
 def test_gptq(bits, form, tmp_path, rng):
     """Also a zero of 0, which version 1 stores as the largest code."""
     codes = rng.integers(0, 1 << bits, (N, K))
@@ -238,9 +239,11 @@ def test_deepseek(n, k, tmp_path, rng):
     assert formats.open(folder, scale_dtype=BF16)[WEIGHT].scale.dtype == BF16
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (N,), (N, 1), (N, 2)])
-@pytest.mark.parametrize("dtype", [E4M3, ml_dtypes.float8_e5m2])
-def test_float8(shape, dtype, tmp_path, rng):
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*((E4M3, shape) for shape in ((), (1,), (N,), (N, 1), (N, 2))), (ml_dtypes.float8_e5m2, (N, 1))],
+)
+def test_float8(dtype, shape, tmp_path, rng):
     weight, scale = rng.standard_normal((N, K)).astype(dtype), groups(rng, np.float32, shape)
     folder = write(tmp_path, {".weight": weight, ".weight_scale": scale})
     by_weight = wide(scale, 64) if shape == (N, 2) else scale.reshape(-1, 1)
@@ -271,6 +274,13 @@ def test_nvfp4_of_compressed_tensors_divides(tmp_path, rng):
     folder = write(tmp_path, {".weight_packed": packed, ".weight_scale": scale, ".weight_global_scale": by})
     w = formats.open(folder)[WEIGHT]
     np.testing.assert_allclose(w.dequantize(), values * wide(scale, 16) / by, rtol=2.0**-22)
+
+
+def test_infinities_come_without_a_warning(tmp_path, rng):
+    packed, _ = fp4(rng)
+    scale, by = np.ones((N, K // 16), E4M3), np.zeros(1, np.float32)
+    folder = write(tmp_path, {".weight_packed": packed, ".weight_scale": scale, ".weight_global_scale": by})
+    assert np.isinf(formats.open(folder)[WEIGHT].global_scale)
 
 
 def test_openai_names(tmp_path, rng):

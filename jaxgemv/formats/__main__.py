@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
         from rich.console import Console
         from rich.table import Table
     except ModuleNotFoundError:
+        Console = Table = None
+    if Console is None or Table is None or not sys.stdout.isatty():  # what reads a pipe wants whole lines
         _print(rows, total)
         return 0
     table = Table(box=None, show_footer=True, pad_edge=False)
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         table.add_column(head, foot, justify="right" if column > 2 else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table, markup=False)
+    Console(markup=False).print(table)
     return 0
 
 

@@ -34,7 +34,8 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
         self.entries, self.config, self.metadata = dict(entries), dict(config), dict(metadata)
 
     def __getitem__(self, name: str) -> QuantizedTensor | np.ndarray:
-        return self.entries[name].load()
+        with np.errstate(all="ignore"):  # infinities and NaN in a file become those of a weight
+            return self.entries[name].load()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words
 from jaxgemv.formats._checkpoint import Entry, quantized_tensor
-from jaxgemv.formats._layers import FLOATS, INT8, INTEGERS, UINT8, WORDS, Layer, ragged
+from jaxgemv.formats._layers import FLOATS, INTEGERS, UINT8, Layer, ragged
 
 MARKERS, WEIGHT = (".W_q",), ".weight"
 _META = (
@@ -49,19 +49,19 @@ def entry(layer: Layer) -> Entry:
     quantized = [layer.get(f".quant_{name}") for name in ("scale", "zero")]
     if any(a is not None and a.any() for a in quantized):
         return layer.refused(PARTS, shape, format, "whose scales are quantised themselves")
-    w_q = layer.need(".W_q", None, (None, None))
-    if w_q.dtype not in (UINT8, INT8, *WORDS):
-        w_q = w_q.view(np.int32 if planes == 10 else UINT8)  # view_as_float: other bytes have another dtype
+    w_q = layer.need(".W_q")
     scale, zero = layer.need(".scale", FLOATS), layer.need(".zero", FLOATS)
     rows, width = scale.size, n * k // scale.size
     if axis == 0:
         rows, width = width, rows
     step = -(-rows // planes)
-    if n * k % scale.size or zero.size != scale.size or w_q.shape != (step, width):
-        raise layer.error(".W_q", f"{(step, width)} for a weight {shape} and {scale.size} groups", w_q.shape)
+    item = np.dtype(np.uint32 if planes == 10 else np.uint8)
+    nbytes = step * width * item.itemsize
+    if n * k % scale.size or zero.size != scale.size or w_q.nbytes != nbytes:
+        raise layer.error(".W_q", f"{nbytes} bytes for {shape} in {scale.size} groups", f"{w_q.nbytes} bytes")
 
     def codes() -> np.ndarray:
-        plane = w_q.view(np.uint32 if planes == 10 else UINT8)
+        plane = w_q.reshape(-1).view(item).reshape(step, width)  # with view_as_float it has another dtype
         mask = (1 << bits) - 1
         parts = [(plane >> (planes - 1 - i) * bits & mask).astype(np.uint8) for i in range(planes)]
         return np.concatenate(parts)[:rows]
