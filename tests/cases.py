@@ -291,6 +291,12 @@ def bf16_panel(bits: int) -> list[Case]:
     ]
 
 
+def amx_floats(bits: int) -> list[Case]:
+    """Those in groups of a quarter of a tile's row."""
+    whole = 128 // bits
+    return [c for c in float_pairs(bits) if isinstance(c.group, str) or c.group >= min(whole, c.k)]
+
+
 # The transposed ones: a bias has no part in these.
 
 
@@ -365,7 +371,7 @@ MUST_TAKE_FLOATS = {
     "f32_dot": f32_dot,
     "f32_panel": float_panel,
     "bf16_panel": float_pairs,
-    "amx_bf16": float_pairs,
+    "amx_bf16": amx_floats,
 }
 MUST_TAKE_TRANSPOSED = {
     ("cuda", "transposed"): transposed_whole,
