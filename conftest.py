@@ -15,3 +15,26 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 jax.config.update("jax_num_cpu_devices", 8)
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"]).pytest()
+
+
+# The blocks of a page follow one another: each first runs those before it that another process, of pytest-xdist, has had.
+
+
+def pytest_collection_modifyitems(items):
+    pages = {}
+    for item in items:
+        if item.path.suffix == ".md":
+            page = pages.setdefault(item.path, [])
+            item.stash[_BEFORE] = list(page)
+            page.append(item)
+
+
+_BEFORE, _HAS_RUN = pytest.StashKey(), pytest.StashKey()
+
+
+def pytest_runtest_call(item):
+    item.stash[_HAS_RUN] = True
+    for earlier in item.stash.get(_BEFORE, ()):
+        if not earlier.stash.get(_HAS_RUN, False):
+            earlier.stash[_HAS_RUN] = True
+            earlier.example.evaluate()

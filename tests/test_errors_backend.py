@@ -76,8 +76,14 @@ def test_no_transposed_kernel(monkeypatch):
     assert TARGET not in lowered(None)
 
 
-def test_combinations_without_a_kernel():
+def test_combinations_without_a_kernel(monkeypatch):
+    affine = [kernel for kernel in backends["cpu"].kernels if kernel.format == "affine"]
+    floats = [kernel for kernel in affine if kernel.x != "int8"]
     prefix = "gemv: implementation='cpu' cannot run: the cpu backend has no"
     cpu = {"implementation": "cpu"}
-    text = f"{prefix} kernel for bits = 4 and x of dtype int8"
-    check(NotImplementedError, text, gemv, a(64, dtype=i8), tensor(codebook=a(16)), **cpu)
+    monkeypatch.setitem(backends, "cpu", Backend(tuple(affine)))
+    text = f"{prefix} kernel for bits = 4 and x of dtype float32"
+    check(NotImplementedError, text, gemv, X, tensor(codebook=a(16)), **cpu)
+    monkeypatch.setitem(backends, "cpu", Backend(tuple(floats)))
+    text = f"{prefix} kernel for bits = 4 and x of dtype int8 without scale"
+    check(NotImplementedError, text, gemv, a(64, dtype=i8), tensor(scale=None), **cpu)

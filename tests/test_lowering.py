@@ -184,7 +184,8 @@ def test_what_has_none(platform):
     integer = QuantizedTensor(packed=spec(N, K // 8, dtype="uint32"), scale=None, bits=4)
     for x, w in ((spec(K), codebook), (spec(K, dtype="int8"), integer)):
         assert bool(calls(lowered(platform, gemv, x, w))) == (platform == "cpu")
-    assert not calls(lowered(platform, gemv, spec(K, dtype="int8"), codebook))
+    # int8 x as float16.
+    assert bool(calls(lowered(platform, gemv, spec(K, dtype="int8"), codebook))) == (platform == "cpu")
     assert not calls(lowered(platform, lambda x, w: gemv(x, w, implementation="xla"), spec(K), weight()))
 
 
