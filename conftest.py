@@ -17,7 +17,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"]).pytest()
 
 
-# The blocks of a page follow one another: each first runs those before it that another process, of pytest-xdist, has had.
+# The blocks of a page follow one another: each first runs those before it that another process of pytest-xdist has had.
 
 
 def pytest_collection_modifyitems(items):
