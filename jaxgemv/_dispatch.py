@@ -150,7 +150,7 @@ def shared_rows(platform: str, o: Operands, s: Static) -> int:
 
 def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | None:
     """What a kernel needs to write to besides its result, for x (B, M, K): an image of it; None for nothing."""
-    if s.k is not None or format_of(o) != "affine":
+    if s.k is not None:
         return None
     # Under jax.export rows may be symbolic, and then may be many.
     rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20

@@ -100,6 +100,9 @@ struct Codes<Format::kAffine, kBits, int8_t> {
 // by side, two bytes of each, so that a mask finds both codes.
 template <int kBits>
 struct Octet {
+  static constexpr int kWidth = kBits;
+  static __device__ constexpr int code(int p, int e) { return p + 4 * e; }
+
   // Pair p lies in two bytes of each half, from `byte` on, `shift` bits too far up, and then at
   // `place`: a subnormal has ten bits.
   struct Window {

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
+
 #include "../../gemv.h"
 
 namespace jaxgemv::cuda {
@@ -25,6 +27,13 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
   const float other = __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
   return dtype == Dtype::kF16 ? half : other;
+}
+
+// The same of a dtype of one byte.
+__device__ __forceinline__ float float_of_byte(uint32_t byte, Dtype dtype) {
+  const float e4m3 = __uint_as_float((byte & 127) << 20) * 0x1p120f;
+  if (dtype == Dtype::kE8M0) return __uint_as_float(bits_of_e8m0(byte));
+  return (byte & 127) == 127 ? NAN : byte & 128 ? -e4m3 : e4m3;
 }
 
 __device__ __forceinline__ uint32_t load_bits(const void* data, Dtype dtype, Index i) {

@@ -10,7 +10,7 @@
 // Lane t has octets t, t + 4 .. of the quad, or where runs_of() says so, 4 t, 4 t + 1 ..
 #pragma once
 
-#include "../common/codes.cuh"
+#include "../common/formats.cuh"
 #include "../common/norm.cuh"
 #include "../common/ptx.cuh"
 #include "image.h"
@@ -20,9 +20,9 @@ namespace jaxgemv::cuda::mma_any {
 constexpr int kPower = 0, kSums = 1, kSquares = 9;  // of a column's words behind a record
 
 // Whether lanes take runs of octets: only where all of a quad have the same scale.
-template <int kBits>
+template <typename C>
 __device__ __forceinline__ bool runs_of(int slots) {
-  return Octet<kBits>::kRuns && slots == 1;
+  return C::kRuns && slots == 1;
 }
 
 // How x is read: rows of K elements, of any dtype and alignment.
@@ -72,11 +72,11 @@ __device__ __forceinline__ void load_octet_of_x(const XSource& x, Index row, int
 
 // Of half a warp, 16 lanes: the record of quad `quad` of a row of x. v: this lane's eight elements.
 // column: of the image's `columns`; parts: 1, or 2 from this column on. slots: sums in a quad.
-template <int kBits>
+// C: an Octet, or a Decoder.
+template <typename C>
 __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, int column,
                                          int columns, int parts, int slots, const NormValues& norm,
                                          int k, int K) {
-  using C = Octet<kBits>;
   const int lane = threadIdx.x % 16;
   float v[8], sum = 0, squares = 0;
   uint32_t largest = 0;
@@ -99,21 +99,22 @@ __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, i
   // A number is under 2^(biased + 1 - bias).
   const int exponent = min(15 + 126 - static_cast<int>(largest >> 23), 126);
   const float scale = power_of_two(exponent);
-  const bool runs = runs_of<kBits>(slots);
+  const bool runs = runs_of<C>(slots);
   const int block = runs ? lane % 4 : lane / 4, t = runs ? lane / 4 : lane % 4;
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     if (part == parts) break;
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
+      float &first = v[C::code(p, 0)], &second = v[C::code(p, 1)];
       const __half2 pair =
-          __floats2half2_rn(v[p] * (scale * C::worth(p)), v[p + 4] * (scale * C::worth(p)));
+          __floats2half2_rn(first * (scale * C::worth(p)), second * (scale * C::worth(p)));
       uint32_t* const granule =
           reinterpret_cast<uint32_t*>(record + ((block * 4 + p) * columns + column + part) * 16);
       granule[t] = reinterpret_cast<const uint32_t&>(pair);
       // What is missing.
       const float back = 1 / (scale * C::worth(p));
-      v[p] -= __low2float(pair) * back, v[p + 4] -= __high2float(pair) * back;
+      first -= __low2float(pair) * back, second -= __high2float(pair) * back;
     }
   }
   const int lanes = 16 / slots;

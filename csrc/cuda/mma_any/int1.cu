@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int1() { return kMmaAnyRows<1>; }
+Rows mma_any_int1() { return kMmaAnyRows<Format::kAffine, 1>; }
 
 }  // namespace jaxgemv::cuda

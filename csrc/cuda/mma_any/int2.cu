@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int2() { return kMmaAnyRows<2>; }
+Rows mma_any_int2() { return kMmaAnyRows<Format::kAffine, 2>; }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int3() { return kMmaAnyRows<3>; }
+Rows mma_any_int3() { return kMmaAnyRows<Format::kAffine, 3>; }
 
 }  // namespace jaxgemv::cuda

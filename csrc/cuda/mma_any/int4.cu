@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int4() { return kMmaAnyRows<4>; }
+Rows mma_any_int4() { return kMmaAnyRows<Format::kAffine, 4>; }
 
 }  // namespace jaxgemv::cuda

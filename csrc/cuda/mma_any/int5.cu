@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int5() { return kMmaAnyRows<5>; }
+Rows mma_any_int5() { return kMmaAnyRows<Format::kAffine, 5>; }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int6() { return kMmaAnyRows<6>; }
+Rows mma_any_int6() { return kMmaAnyRows<Format::kAffine, 6>; }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int7() { return kMmaAnyRows<7>; }
+Rows mma_any_int7() { return kMmaAnyRows<Format::kAffine, 7>; }
 
 }  // namespace jaxgemv::cuda

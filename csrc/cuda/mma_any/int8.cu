@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int8() { return kMmaAnyRows<8>; }
+Rows mma_any_int8() { return kMmaAnyRows<Format::kAffine, 8>; }
 
 }  // namespace jaxgemv::cuda

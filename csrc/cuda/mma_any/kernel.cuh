@@ -17,12 +17,14 @@
 
 namespace jaxgemv::cuda::mma_any {
 
-template <int kBits, int kColumnTiles>
-__global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
+template <Format kFormat, int kBits, int kColumnTiles>
+__global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::kMaxWarps * 32, 1)
     gemv_mma_any(const Params params) {
-  using S = Shape<kBits, kColumnTiles>;
-  extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ float factors[8 * kColumnTiles];  // of the norm: sums of squares
+  using C = Decoder<kFormat, kBits>;
+  using S = Shape<C, kColumnTiles>;
+  extern __shared__ __align__(128) uint8_t table[];
+  uint8_t* const shared = table + C::kTableBytes;  // behind it, all else
+  __shared__ float factors[8 * kColumnTiles];      // of the norm: sums of squares
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   // More warps than have weights to read copy x and finish sums.
@@ -62,6 +64,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
 
   const bool copies = kColumnTiles > 1 || params.image != nullptr;
   const bool exists = s >= 0;
+  if (exists) C::make_table(params.codebook, s, table);
   const int first_tile = own.cluster / params.m_tiles;
   const int place = warp / params.deep, share = warp % params.deep;
   Weights<S> weights(params, max(s, 0), reads ? first_tile : params.tiles, place, share, first_unit,
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
   const Placing<S> placing(params);
 
   for (int tile = first_tile; tile < params.tiles; tile += params.tile_stride) {
-    Sums<kBits, kColumnTiles> sums;
+    Sums<C, kColumnTiles> sums(table);
     if (exists) {
       window.restart();
       RowScale scales[S::kRowTiles];
@@ -112,10 +115,10 @@ __global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
           if (since == 2) wait_copies<2>();
           __syncthreads();
           if (kColumnTiles == 1 && !copies) {
-            make_records<kBits>(params, own, image, first * S::kQuads, (last - first) * S::kQuads,
-                                blockDim.x, [&] {
-                                  if (is_first && tile == first_tile) begin();
-                                });
+            make_records<C>(params, own, image, first * S::kQuads, (last - first) * S::kQuads,
+                            blockDim.x, [&] {
+                              if (is_first && tile == first_tile) begin();
+                            });
             __syncthreads();
           }
           if (params.x.norm.data != nullptr && tile == first_tile)
@@ -145,7 +148,8 @@ __global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
     }
 
     if (S::kMany) __syncthreads();
-    if (reads)
+    if (reads) {
+      sums.finish();
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r)
 #pragma unroll
@@ -155,6 +159,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumnTiles>::kMaxWarps * 32, 1)
             partial[placing.of(share, 8 * c + lane % 4 * 2 + e % 2,
                                place * S::kRows + r * kTileN + lane / 4 + 8 * (e / 2))] =
                 sums.y[r][c][e];
+    }
     __syncthreads();
     put_results<S>(params, own, tile, partial, factors, warps);
     if (params.ranks == 1 && tile + params.tile_stride < params.tiles) __syncthreads();

@@ -8,8 +8,10 @@
 
 namespace jaxgemv::cuda {
 
-template <int kBits>
+template <Format kFormat, int kBits>
 class MmaAnyOfWidth {
+  using C = Decoder<kFormat, kBits>;
+
  public:
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (!mma_any::takes(problem, operands)) return false;
@@ -34,7 +36,7 @@ class MmaAnyOfWidth {
 
   template <int kColumnTiles>
   struct Variant {
-    using S = mma_any::Shape<kBits, kColumnTiles>;
+    using S = mma_any::Shape<C, kColumnTiles>;
 
     // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a unit in a warp, where instructions
     // bound it, and where a warp waits for its own; of a CTA, and of one in a cluster.
@@ -53,7 +55,7 @@ class MmaAnyOfWidth {
       const Index groups = ceil_div(problem.M, rows_m) * problem.batch;  // that share no weights
       const bool copies = columns > mma_any::kInsideColumns;
       // By the system, the norm's factors, reads past the last column.
-      constexpr int kReserved = 1536 + 8 * kColumnTiles * mma_any::kMetaWords * 4;
+      constexpr int kReserved = 1536 + 8 * kColumnTiles * mma_any::kMetaWords * 4 + C::kTableBytes;
       mma_any::Layout best;
       Index least = 0;
       const auto consider = [&](int ranks, int across, int deep) {
@@ -79,7 +81,7 @@ class MmaAnyOfWidth {
         if (best.across > 0 && cost >= least) return;
         least = cost;
         const Index bytes = own + slice * record * (slice < most ? buffers : 1) +
-                            8 * kColumnTiles * mma_any::kMetaWords * 4;
+                            8 * kColumnTiles * mma_any::kMetaWords * 4 + C::kTableBytes;
         best = {
             across, deep, ranks, static_cast<int>(slice), static_cast<int>(std::max(bytes, sums)),
             false,  tiles};
@@ -101,8 +103,8 @@ class MmaAnyOfWidth {
                                 mma_any::parts_of(problem, operands));
       const bool copies = columns_of(problem, operands) > mma_any::kInsideColumns;
       if (copies) {
-        const cudaError_t status = mma_any::launch_image<kBits>(
-            problem, operands, p.units * S::kQuads, device, stream, &p);
+        const cudaError_t status =
+            mma_any::launch_image<C>(problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }
       // CTAs go on to further tiles, but for those with many columns, which need all of x anew.
@@ -114,7 +116,8 @@ class MmaAnyOfWidth {
                         layout.bytes,
                         p.ranks};
       shape.early = copies && device.major >= 9;
-      return launch_kernel(mma_any::gemv_mma_any<kBits, kColumnTiles>, shape, device, stream, p);
+      return launch_kernel(mma_any::gemv_mma_any<kFormat, kBits, kColumnTiles>, shape, device,
+                           stream, p);
     }
   };
 
@@ -128,19 +131,21 @@ class MmaAnyOfWidth {
   }
 };
 
-template <int kBits, typename X>
-struct MmaAny : MmaAnyOfWidth<kBits> {
+template <Format kFormat, int kBits, typename X>
+struct MmaAny : MmaAnyOfWidth<kFormat, kBits> {
   static constexpr KernelInfo kInfo{
       "mma_any",
-      Format::kAffine,
+      kFormat,
       kBits,
       kDtypeOf<X>,
       mma_any::kMostColumns / mma_any::parts_of(kDtypeOf<X>, false),
-      kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+      with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
+                  kFormat)};
 };
 
-template <int kBits>
-inline constexpr Kernel kMmaAnyRows[] = {
-    row<MmaAny<kBits, __half>>(), row<MmaAny<kBits, __nv_bfloat16>>(), row<MmaAny<kBits, float>>()};
+template <Format kFormat, int kBits>
+inline constexpr Kernel kMmaAnyRows[] = {row<MmaAny<kFormat, kBits, __half>>(),
+                                         row<MmaAny<kFormat, kBits, __nv_bfloat16>>(),
+                                         row<MmaAny<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

@@ -14,6 +14,7 @@ struct Params {
   const uint8_t* image;  // of all rows of x; null where CTAs make their own
   XSource x;
   const int32_t* index;
+  Param codebook;
   Groups groups;
   ScaleSource scales[2];  // and shifts
   ShiftTerm shift;
@@ -62,7 +63,7 @@ struct Share {
 
 // Makes the records of `quads` quads, from `first` on, of a CTA's rows of x, by `threads` threads:
 // whole warps. when_asked() is called once, when the first of x has been asked for.
-template <int kBits, typename WhenAsked>
+template <typename C, typename WhenAsked>
 __device__ __forceinline__ void make_records(const Params& params, const Share& own, uint8_t* image,
                                              int first, int quads, int threads,
                                              WhenAsked&& when_asked) {
@@ -76,8 +77,8 @@ __device__ __forceinline__ void make_records(const Params& params, const Share& 
     float raw[8];
     load_octet_of_x(params.x, own.first_row + m, k, raw);
     if (i == 0) when_asked();
-    put_quad<kBits>(raw, image + quad * (kRecordBytes * own.columns), m * params.parts, own.columns,
-                    params.parts, params.groups.slots, norm, k, params.x.K);
+    put_quad<C>(raw, image + quad * (kRecordBytes * own.columns), m * params.parts, own.columns,
+                params.parts, params.groups.slots, norm, k, params.x.K);
   }
 }
 

@@ -71,7 +71,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
                  int most, int parts) {
   Params p{};
   p.packed = operands.packed, p.packed_stack_stride = operands.packed_stack_stride;
-  p.index = operands.index;
+  p.index = operands.index, p.codebook = operands.codebook;
   p.x = {operands.x, problem.x, static_cast<int>(problem.K),
          is_aligned(operands.x, 16) && problem.K * size_of(problem.x) % 16 == 0, operands.norm};
   p.groups = groups_of(problem, operands);
@@ -97,7 +97,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
 }
 
 // How the image lies: rows_m rows of x after another, quad by quad.
-template <int kBits>
+template <typename C>
 __global__ void make_image(const Params params, uint8_t* image, int quads) {
   let_second_begin();
   const int s = stack_entry(params.index, params.stack, blockIdx.y), M = params.M;
@@ -111,12 +111,12 @@ __global__ void make_image(const Params params, uint8_t* image, int quads) {
   load_octet_of_x(params.x, first_row + m, k, v);
   uint8_t* const record = image + (first_row + m0) * params.parts * quads * Index{kRecordBytes} +
                           quad * Index{kRecordBytes} * columns;
-  put_quad<kBits>(v, record, (m - m0) * params.parts, columns, params.parts, params.groups.slots,
-                  NormValues(params.x.norm, max(s, 0), 0), k, params.x.K);
+  put_quad<C>(v, record, (m - m0) * params.parts, columns, params.parts, params.groups.slots,
+              NormValues(params.x.norm, max(s, 0), 0), k, params.x.K);
 }
 
 // Into the call's second result; the kernel that reads it is launched `early`.
-template <int kBits>
+template <typename C>
 cudaError_t launch_image(const Problem& problem, const Operands& operands, int quads,
                          const Device& device, cudaStream_t stream, Params* params) {
   constexpr int kThreads = 256;
@@ -124,7 +124,7 @@ cudaError_t launch_image(const Problem& problem, const Operands& operands, int q
   const dim3 grid(static_cast<unsigned>(ceil_div(halves, kThreads / 16)),
                   static_cast<unsigned>(problem.batch));
   params->image = static_cast<const uint8_t*>(operands.image);
-  return launch_kernel(make_image<kBits>, {grid, kThreads}, device, stream, *params,
+  return launch_kernel(make_image<C>, {grid, kThreads}, device, stream, *params,
                        static_cast<uint8_t*>(operands.image), quads);
 }
 

@@ -27,13 +27,6 @@ struct Terms {
   float f[2], c[2];
 };
 
-// Of one byte, without branches.
-__device__ __forceinline__ float float_of_byte(uint32_t byte, Dtype dtype) {
-  const float e4m3 = __uint_as_float((byte & 127) << 20) * 0x1p120f;
-  if (dtype == Dtype::kE8M0) return __uint_as_float(bits_of_e8m0(byte));
-  return (byte & 127) == 127 ? NAN : byte & 128 ? -e4m3 : e4m3;
-}
-
 // c = (by_both * shift + by_scale) * scale + by_shift * shift
 struct ShiftTerm {
   float by_both, by_scale, by_shift;

@@ -7,26 +7,28 @@ namespace jaxgemv::cuda::mma_any {
 
 // Kernels for 32 columns use each fragment of x for two tiles of rows; for 64 there are not the
 // registers. A unit of few columns is 64 to 128 bytes of each row of a tile.
-template <int kBits, int kColumnTiles, bool kFew = (kColumnTiles <= 2)>
-struct Shape : Ring<kBits, kColumnTiles == 4 ? 2 : 1,
-                    kFew && kBits <= 2   ? 4
-                    : kFew && kBits <= 4 ? 2
-                                         : 1,
+template <typename C, int kColumnTiles, bool kFew = (kColumnTiles <= 2)>
+struct Shape : Ring<C::kWidth, kColumnTiles == 4 ? 2 : 1,
+                    kFew && C::kWidth <= 2   ? 4
+                    : kFew && C::kWidth <= 4 ? 2
+                                             : 1,
                     kFew ? 3 : 4> {
-  using R = typename Shape::Ring;
+  static constexpr float kWorth = C::kWorth;  // of a sum
   static constexpr bool kMany = !kFew;
   static constexpr int kMaxWarps = kMany ? 8 : 16;
   static constexpr int kColumns = 8 * kColumnTiles;
 };
 
 // The sums of a warp: rows g and g + 8 of its tiles, columns 2 t and 2 t + 1 of each tile of eight.
-template <int kBits, int kColumnTiles>
+// C: how codes become numbers, a Decoder.
+template <typename C, int kColumnTiles>
 class Sums {
-  using S = Shape<kBits, kColumnTiles>;
-  using C = Octet<kBits>;
+  using S = Shape<C, kColumnTiles>;
 
  public:
   float y[S::kRowTiles][kColumnTiles][4] = {};
+
+  __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder_(table) {}
 
   // Adds the products of a unit. window: of scales, that begins with first_group; shifts: the words
   // by which each lane's rows lie behind the start of theirs; first_k: of the unit.
@@ -46,7 +48,8 @@ class Sums {
     float dot[S::kRowTiles][kColumnTiles][4] = {};
 
     // The products of a block of 32 codes.
-    const auto multiply = [&](const uint8_t* block, const uint32_t (&a)[S::kRowTiles][2][4]) {
+    using Operand = uint32_t[S::kRowTiles][2][C::kParts][4];
+    const auto multiply_part = [&](const uint8_t* block, const Operand& a, int part) {
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
         uint32_t b[4];
@@ -56,17 +59,20 @@ class Sums {
         for (int r = 0; r < S::kRowTiles; ++r)
 #pragma unroll
           for (int step = 0; step < 2; ++step)
-            mma_m16n8k16<__half>(dot[r][c], a[r][0][2 * step], a[r][1][2 * step],
-                                 a[r][0][2 * step + 1], a[r][1][2 * step + 1],
+            mma_m16n8k16<__half>(dot[r][c], a[r][0][part][2 * step], a[r][1][part][2 * step],
+                                 a[r][0][part][2 * step + 1], a[r][1][part][2 * step + 1],
                                  {b[2 * step], b[2 * step + 1]});
       }
     };
+    const auto multiply = [&](const uint8_t* block, const Operand& a) {
+      multiply_part(block, a, 0);
+      if (C::kParts > 1 && decoder_.has_second()) multiply_part(block, a, C::kParts - 1);
+    };
     // Of block j; of one half of it, and zeros, where half >= 0.
-    const auto load_block = [&](bool runs, int words, int j, int half,
-                                uint32_t (&a)[S::kRowTiles][2][4]) {
+    const auto load_block = [&](bool runs, int words, int j, int half, Operand& a) {
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
-        load_octets<kBits>(rows[r], words, j, runs, a[r]);
+        load_octets(rows[r], words, j, runs, decoder_, a[r]);
         if (half >= 0) keep_half(half, a[r]);
       }
     };
@@ -91,8 +97,8 @@ class Sums {
           for (int e = 0; e < 4; ++e) {
             const float* const column = meta + (8 * c + 2 * t + e % 2) * kMetaWords;
             const float power = column[kPower], sum = column[kSums + i];
-            y[r][c][e] =
-                fmaf(terms.f[e / 2] * power, dot[r][c][e], fmaf(terms.c[e / 2], sum, y[r][c][e]));
+            if (C::kHasShift) y[r][c][e] = fmaf(terms.c[e / 2], sum, y[r][c][e]);
+            y[r][c][e] = fmaf(terms.f[e / 2] * power, dot[r][c][e], y[r][c][e]);
             dot[r][c][e] = 0;
           }
         }
@@ -101,12 +107,12 @@ class Sums {
 
 #pragma unroll 1
     for (int quad = 0; quad < S::kQuads; ++quad) {
-      const int words = quad * 4 * kBits, k = first_k + quad * kQuadK;
+      const int words = quad * 4 * C::kWidth, k = first_k + quad * kQuadK;
       const int block_bytes = columns * 64;
       constexpr int kUnroll = kColumnTiles > 4    ? 1
                               : kColumnTiles == 2 ? 2
                                                   : 4;  // as registers allow
-      uint32_t a[S::kRowTiles][2][4];
+      Operand a;
       if (slots == 1 && C::kRuns) {
 #pragma unroll kUnroll
         for (int j = 0; j < 4; ++j) {
@@ -133,7 +139,19 @@ class Sums {
     }
   }
 
+  // When all is added.
+  __device__ __forceinline__ void finish() {
+    const float unit = decoder_.unit();
+#pragma unroll
+    for (int r = 0; r < S::kRowTiles; ++r)
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) y[r][c][e] *= unit;
+  }
+
  private:
+  C decoder_;
   Terms terms_[S::kRowTiles];
   int group_ = -1;  // whose they are
 };

@@ -181,27 +181,31 @@ class Weights {
 };
 
 // Operand A of block j of a quad whose codes begin `words` behind both rows of a lane, g and g + 8.
-template <int kBits>
+template <typename C>
 __device__ __forceinline__ void load_octets(const uint32_t* const (&rows)[2], int words, int j,
-                                            bool runs, uint32_t (&a)[2][4]) {
-  using C = Octet<kBits>;
+                                            bool runs, const C& decoder,
+                                            uint32_t (&a)[2][C::kParts][4]) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     uint32_t low, high;
     if (runs)
-      C::of_run(rows[h] + words + t * kBits, j, low, high);
+      C::of_run(rows[h] + words + t * C::kWidth, j, low, high);
     else
-      C::load(rows[h] + words + j * kBits, t, low, high);
-    C::pairs(low, high, a[h]);
+      C::load(rows[h] + words + j * C::kWidth, t, low, high);
+    decoder.decode(low, high, a[h]);
   }
 }
 
 // Zeros in place of one half of a block.
-__device__ __forceinline__ void keep_half(int half, uint32_t (&a)[2][4]) {
+template <int kParts>
+__device__ __forceinline__ void keep_half(int half, uint32_t (&a)[2][kParts][4]) {
   const bool keeps = threadIdx.x % 4 / 2 == half;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = keeps ? a[i / 4][i % 4] : 0;
+  for (int i = 0; i < 8 * kParts; ++i) {
+    uint32_t& v = a[i / 4 / kParts][i / 4 % kParts][i % 4];
+    v = keeps ? v : 0;
+  }
 }
 
 }  // namespace jaxgemv::cuda::mma_any

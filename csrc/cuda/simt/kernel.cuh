@@ -4,8 +4,8 @@
 #pragma once
 
 #include "../common/affine.cuh"
-#include "../common/codes.cuh"
 #include "../common/epilogue.cuh"
+#include "../common/formats.cuh"
 #include "../common/norm.cuh"
 
 namespace jaxgemv::cuda::simt {

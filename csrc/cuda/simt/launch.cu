@@ -36,10 +36,11 @@ inline constexpr Kernel kSimtRows[] = {row<Simt<kFormat, kBits, __half>>(),
                                        row<Simt<kFormat, kBits, float>>()};
 
 Rows simt_rows() {
-  static constexpr auto kRows = join(kSimtRows<Format::kAffine, 1>, kSimtRows<Format::kAffine, 2>,
-                                     kSimtRows<Format::kAffine, 3>, kSimtRows<Format::kAffine, 4>,
-                                     kSimtRows<Format::kAffine, 5>, kSimtRows<Format::kAffine, 6>,
-                                     kSimtRows<Format::kAffine, 7>, kSimtRows<Format::kAffine, 8>);
+  static constexpr auto kRows = []<int... kLess>(std::integer_sequence<int, kLess...>) {
+    return join(kSimtRows<Format::kAffine, kLess + 1>...,
+                kSimtRows<Format::kCodebook, kLess + 1>..., kSimtRows<Format::kE4M3, 8>,
+                kSimtRows<Format::kE5M2, 8>);
+  }(std::make_integer_sequence<int, 8>());
   return kRows;
 }
 

@@ -48,15 +48,16 @@ struct SpanShape {
 };
 
 // x in registers: one or two rows as bytes, more as fp16.
-template <int kBits, typename X, int kRows, int kSpanBytes, int kLaneWords, Parts kParts>
+template <Format kFormat, int kBits, typename X, int kRows, int kSpanBytes, int kLaneWords,
+          Parts kParts>
 using Span = std::conditional_t<
     kRows <= 2, XInt8<kBits, X, kRows, kSpanBytes, kLaneWords, kParts == Parts::kNormAndEpilogue>,
     std::conditional_t<kParts == Parts::kNormAndEpilogue,
                        XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
-                       XFp16<kBits, X, kRows, kSpanBytes, kLaneWords>>>;
+                       XFp16<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
-template <Scales kScales, int kSpanBytes, int kLaneWords, typename Span>
+template <Scales kScales, bool kHasShift, int kSpanBytes, int kLaneWords, typename Span>
 __device__ __forceinline__ void multiply(const uint8_t* weights, const float2* terms,
                                          const Span& xs, float (&y)[Span::kResults]) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -77,21 +78,23 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const float2* t
 #pragma unroll
     for (int e = 0; e < Span::kResults; ++e) {
       const float2 of = term[Span::row(e)];
-      if constexpr (kScales == Scales::kByBlock) y[e] = fmaf(of.y, xs.sum_of(e, i), y[e]);
+      if constexpr (kScales == Scales::kByBlock && kHasShift)
+        y[e] = fmaf(of.y, xs.sum_of(e, i), y[e]);
       y[e] = fmaf(of.x, v[e], y[e]);
     }
   }
 }
 
 // kMTiles: the rows of x may be more than kRows.
-template <int kBits, typename X, int kRows, bool kMTiles, Scales kScales, int kLaneWords,
-          Parts kParts>
+template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
+          int kLaneWords, Parts kParts>
 __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::kMaxWarps * 32, 1)
     gemv_stream(const Params params) {
   using Shape = SpanShape<kBits, kRows, kLaneWords, kParts>;
   constexpr int kSpanBytes = Shape::kSpanBytes;
-  using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
-  using Copies = Pipeline<kScales, kSpanBytes, Span::kBlocks, kParts>;
+  constexpr bool kHasShift = kFormat == Format::kAffine;
+  using Span = stream::Span<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
+  using Copies = Pipeline<kScales, kHasShift, kSpanBytes, Span::kBlocks, kParts>;
   using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks>;
   constexpr bool kByBlock = kScales == Scales::kByBlock;
   constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
@@ -147,9 +150,10 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
     const auto row_term = [&](int n) {
       // The code for bytes would make plain kernels longer, and int8 1.5% slower.
       const auto load_row = [&](const Param& p) {
-        if constexpr (kParts == Parts::kNone) return load(p, s, n, 0);
+        if constexpr (kParts == Parts::kNone && kHasShift) return load(p, s, n, 0);
         return load_scale(p, s, n, 0);
       };
+      if constexpr (!kHasShift) return float2{load_row(params.scale), 0};
       return terms_of(params.affine, load_row(params.scale), load_row(params.shift),
                       mid_code(kBits), 0);
     };
@@ -181,7 +185,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
           if (params.slices > 1 && (next > 0 || block + tiles < params.tiles)) ask(next);
         }
         float2* to = partials + (warp * partial_size + lane / 4);
-        if (!kByBlock && lane < 4) {
+        if (!kByBlock && kHasShift && lane < 4) {
           float sums[Span::kResults] = {};
 #pragma unroll
           for (int e = 0; e < Span::kResults; ++e)
@@ -195,9 +199,10 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
           __syncwarp();
           const uint8_t* const weights = ring + copies.stage;
           if constexpr (kByBlock)
-            make_terms<kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes, terms);
+            make_terms<kHasShift, kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes,
+                                                        terms);
           float y[Span::kResults] = {};
-          multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          multiply<kScales, kHasShift, kSpanBytes, kLaneWords>(weights, terms, xs, y);
           __syncwarp();
           xs.add(to, column_size, M, slice > 0, y, true);
         }
@@ -214,7 +219,8 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
       for (int w = 0; w < warps; ++w, from += partial_size) {
         const float2 v = from[tile * kTileN + lane % 16];
         sum.x += v.x, sum.y += v.y;
-        if constexpr (!kByBlock) sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
+        if constexpr (!kByBlock && kHasShift)
+          sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
         if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
       }
       if (!kByBlock && exists) {

@@ -8,13 +8,18 @@
 
 namespace jaxgemv::cuda {
 
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 struct Stream {
+  static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
   static constexpr KernelInfo kInfo{
-      "stream", Format::kAffine,
-      kBits,    kDtypeOf<X>,
-      kMaxRows, kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)};
+      "stream",
+      kFormat,
+      kBits,
+      kDtypeOf<X>,
+      kMaxRows,
+      kHasShift ? kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)
+                : with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
 
   // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
@@ -43,7 +48,8 @@ struct Stream {
   // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
   // Only kernels for 8 rows can do that.
   static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
-  static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
+  static constexpr bool kHasBytes = kHasShift;  // XInt8, for one and two rows
+  static constexpr int kReserved = 1024;        // of a CTA's shared memory, by the system
 
   // Blocks of one word a lane are too many for more rows.
   static constexpr int max_rows(int lane_words) { return lane_words == 1 ? 8 : kMaxRows; }
@@ -71,8 +77,9 @@ struct Stream {
     const Param &scale = operands.scale, &shift = operands.shift;
     if (scale.g_stride == 0 && shift.g_stride == 0) return {true};
     const auto suits = [](const Param& p) {
-      return size_of(p.dtype) == 2 && p.g_stride == 1 && p.n_stride % 2 == 0 &&
-             p.stack_stride % 2 == 0 && is_aligned(p.data, 4);
+      const int size = size_of(p.dtype);
+      return (size == 2 || !kHasShift) && p.g_stride == 1 && p.n_stride * size % 4 == 0 &&
+             p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
     };
     if (!suits(scale) || !suits(shift) || scale.n_stride != shift.n_stride ||
         problem.N * scale.n_stride >= (1 << 30))
@@ -82,34 +89,39 @@ struct Stream {
       const Index block = lane_words * 128 / kBits;
       const Index blocks =
           stream::SpanShape<kBits, 8, 4, Parts::kNone>::kSpanBytes / (16 * lane_words);
-      // A span has two groups or more.
-      for (int log = 0; blocks >> log >= 2; ++log)
+      // The scales of a span are whole words: of 16 bits two groups or more.
+      for (int log = 0; (blocks >> log) * size_of(scale.dtype) >= 4; ++log)
         if (problem.group == block << log)
           return {kMostRows > kMaxRows || problem.M <= max_rows(lane_words), lane_words, log};
     }
     return {};
   }
 
-  // Few rows have one kernel for all parts, many have one more for the norm.
+  // Few rows have one kernel for all parts, many have one more for the norm; other formats than
+  // integers have none.
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    if (operands.norm.data != nullptr && problem.M > 2)
-      return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
-    const bool is_plain = problem.activation == Activation::kNone &&
-                          operands.residual.data == nullptr && operands.norm.data == nullptr &&
-                          is_wide(operands.scale.dtype);
-    if (is_plain) return run_rows<kScales, kLaneWords, Parts::kNone>(call);
-    return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+    if constexpr (kHasShift) {
+      if (operands.norm.data != nullptr && problem.M > 2)
+        return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
+      const bool is_plain = problem.activation == Activation::kNone &&
+                            operands.residual.data == nullptr && operands.norm.data == nullptr &&
+                            is_wide(operands.scale.dtype);
+      if (!is_plain) return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+    }
+    return run_rows<kScales, kLaneWords, Parts::kNone>(call);
   }
 
   template <Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t run_rows(const Call& call) {
-    constexpr Parts kFew = kParts == Parts::kNone ? kParts : Parts::kNormAndEpilogue;
     const Index M = call.problem.M;
-    // Only with 4 bits does one row have a kernel of its own.
-    if (kBits == 4 && M == 1) return launch<kBits == 4 ? 1 : 2, kScales, kLaneWords, kFew>(call);
-    if (M <= 2) return launch<2, kScales, kLaneWords, kFew>(call);
+    if constexpr (kHasBytes) {
+      constexpr Parts kFew = kParts == Parts::kNone ? kParts : Parts::kNormAndEpilogue;
+      // Only with 4 bits does one row have a kernel of its own.
+      if (kBits == 4 && M == 1) return launch<kBits == 4 ? 1 : 2, kScales, kLaneWords, kFew>(call);
+      if (M <= 2) return launch<2, kScales, kLaneWords, kFew>(call);
+    }
     if (M <= 8 || max_rows(kLaneWords) == 8) return launch<8, kScales, kLaneWords, kParts>(call);
     return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
   }
@@ -120,17 +132,20 @@ struct Stream {
     using Shape = stream::SpanShape<kBits, kRows, kLaneWords, kParts>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
     constexpr int kRingBytes = stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
-    using Span = stream::Span<kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
+    using Span = stream::Span<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
     constexpr bool kMTiles = kParts == Parts::kNormAndEpilogue ? kRows == kNormedRows<kLaneWords>
                                                                : kRows == 8 && kMostRows > kMaxRows;
-    const auto kernel = stream::gemv_stream<kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;
+    const auto kernel =
+        stream::gemv_stream<kFormat, kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;
 
     stream::Params params{};
     params.packed = operands.packed, params.x = operands.x, params.index = operands.index;
     params.M = static_cast<int>(problem.M), params.N = static_cast<int>(problem.N);
     params.K = static_cast<int>(problem.K), params.row_bytes = params.K / 8 * kBits;
     params.group_log = found.group_log;
-    params.scale_row = 2 * static_cast<int>(operands.scale.n_stride);
+    const int size = size_of(operands.scale.dtype);
+    params.scale_row = size * static_cast<int>(operands.scale.n_stride);
+    params.scale_log = size / 2;
     params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
     params.scale = operands.scale, params.shift = operands.shift;
     params.packed_stack_stride = operands.packed_stack_stride;
@@ -172,8 +187,8 @@ struct Stream {
   }
 };
 
-template <int kBits>
-inline constexpr Kernel kStreamRows[] = {row<Stream<kBits, __half>>(),
-                                         row<Stream<kBits, __nv_bfloat16>>()};
+template <Format kFormat, int kBits>
+inline constexpr Kernel kStreamRows[] = {row<Stream<kFormat, kBits, __half>>(),
+                                         row<Stream<kFormat, kBits, __nv_bfloat16>>()};
 
 }  // namespace jaxgemv::cuda

@@ -32,6 +32,7 @@ struct Params {
   int slices;
   int M, N, K, row_bytes;
   int group_log;  // kByBlock: a group is 2^this blocks
+  int scale_log;  // kByBlock: a scale is 2^this bytes, where there are no shifts
   int scale_row;  // kByBlock: bytes from row to row
   Affine affine;
   uint32_t stack;
@@ -62,7 +63,7 @@ struct Tiling {
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
-template <Scales kScales, int kSpanBytes, int kBlocks, Parts kParts>
+template <Scales kScales, bool kHasShift, int kSpanBytes, int kBlocks, Parts kParts>
 struct Pipeline {
   static constexpr int kWeightBytes = kTileN * kSpanBytes;
   static constexpr int kScaleBytes = kScales == Scales::kByBlock ? kTileN * 4 * kBlocks : 0;
@@ -94,9 +95,11 @@ struct Pipeline {
     if constexpr (kScales == Scales::kByBlock) {
       // In a span of a row, first the words of its scales, then those of its shifts.
       const int words_log = scale_words_log();
-      const Param& param = lane >> words_log & 1 ? params.shift : params.scale;
-      scale_from = static_cast<const char*>(param.data) + 2 * param.stack_stride * s;
-      scale_from += (first_row + (lane >> (words_log + 1))) * params.scale_row + scale_word() * 4;
+      const Param& param = kHasShift && lane >> words_log & 1 ? params.shift : params.scale;
+      const Index stack_bytes = param.stack_stride << (kHasShift ? 1 : params.scale_log);
+      scale_from = static_cast<const char*>(param.data) + stack_bytes * s;
+      scale_from +=
+          (first_row + (lane >> (words_log + kHasShift))) * params.scale_row + scale_word() * 4;
     }
   }
 
@@ -118,12 +121,12 @@ struct Pipeline {
         const int words_log = scale_words_log();
 #pragma unroll
         for (int i = 0; i < kBlocks / 2; ++i)
-          if (i < 1 << words_log) {
-            const int first = i * (kTileN >> words_log);
+          if (kHasShift ? i < 1 << words_log : lane + 32 * i < kTileN << words_log) {
+            const int first = i * ((kHasShift ? kTileN : 32) >> words_log);
             copy_or_zeros<4>(
                 ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-                scale_from +
-                    (first + tiling.extra(first + (lane >> (words_log + 1)))) * params.scale_row,
+                scale_from + (first + tiling.extra(first + (lane >> (words_log + kHasShift)))) *
+                                 params.scale_row,
                 inside);
           }
         scale_from += rows * params.scale_row;
@@ -142,7 +145,8 @@ struct Pipeline {
  private:
   // log2 of the words of scales in a row's span.
   __device__ __forceinline__ int scale_words_log() const {
-    return (kBlocks == 16 ? 3 : kBlocks / 4) - params.group_log;
+    constexpr int kHalf = kBlocks == 16 ? 3 : kBlocks / 4;  // log2(kBlocks / 2)
+    return kHalf - params.group_log + (kHasShift ? 0 : params.scale_log - 1);
   }
 
   // The word that this lane copies of each row of scales.
@@ -157,13 +161,13 @@ struct Pipeline {
 template <int kBits, Scales kScales, int kSpanBytes, int kBlocks>
 struct WarpMemory {
   static constexpr int kTerms =
-      kStages * Pipeline<kScales, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
+      kStages * Pipeline<kScales, true, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
   static constexpr int kBytes = kTerms + (kScales == Scales::kByBlock ? kTileN * kBlocks * 8 : 0);
 };
 
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
 // 32 and so on.
-template <int kBits, int kBlocks>
+template <bool kHasShift, int kBits, int kBlocks>
 __device__ __forceinline__ void make_terms(const Params& params, const uint8_t* scales,
                                            float2* terms) {
   const int lane = threadIdx.x % 32;
@@ -171,6 +175,19 @@ __device__ __forceinline__ void make_terms(const Params& params, const uint8_t* 
 #pragma unroll
   for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
     const int row = lane / kBlocks + 32 / kBlocks * i, group = lane % kBlocks >> params.group_log;
+    if constexpr (!kHasShift) {
+      const uint8_t* const from =
+          scales + ((row * kBlocks >> params.group_log) + group) * (1 << params.scale_log);
+      float scale;
+      if (params.scale_log == 0)
+        scale = float_of_byte(*from, params.scale.dtype);
+      else if (params.scale_log == 1)
+        scale = float_of_bits(*reinterpret_cast<const unsigned short*>(from), params.scale.dtype);
+      else
+        scale = *reinterpret_cast<const float*>(from);
+      terms[lane + 32 * i] = {scale, 0};
+      continue;
+    }
     const auto at = reinterpret_cast<const unsigned short*>(scales + row * row_bytes) + group;
     terms[lane + 32 * i] =
         terms_of(params.affine, float_of_bits(at[0], params.scale.dtype),

@@ -9,7 +9,7 @@
 // then divided out of x, so that all steps add up. Sums of x are products with codes of one.
 #pragma once
 
-#include "../common/codes.cuh"
+#include "../common/formats.cuh"
 #include "../common/norm.cuh"
 #include "../common/ptx.cuh"
 
@@ -45,9 +45,10 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
 }
 
 // Up to kRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words.
-template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
+template <Format kFormat, int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
 class XFp16 {
-  using C = Codes<Format::kAffine, kBits, __half>;
+  using C = Codes<kFormat, kBits, __half>;
+  static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr int kSteps = C::kProducts;  // of a word
   static constexpr int kShare =
       kLaneWords * C::kWordCodes / 8;                // 16-byte pieces of a block for a lane
@@ -140,7 +141,7 @@ class XFp16 {
           load_shared<4>(raw + (i * kShare + j) * 4,
                          staged + place(m, (i * 4 + lane_id() % 4) * kShare + j));
       float scale = 1;
-      power[c][0] = power[c][1] = 0x1p24f;
+      power[c][0] = power[c][1] = C::kWorth;
       if constexpr (kScaled) {
         uint32_t largest = largest_of(raw);
 #pragma unroll
@@ -163,7 +164,7 @@ class XFp16 {
             for (int half = 0; half < 2; ++half)
               b[c][i][j][step][half] = operand(word, step, half, scale);
             const uint32_t ones = 0x00010001u << (kScaled ? kBits * step : 0);
-            mma_m16n8k16<__half>(of_block, ones, ones, ones, ones, b[c][i][j][step]);
+            if (kHasShift) mma_m16n8k16<__half>(of_block, ones, ones, ones, ones, b[c][i][j][step]);
           }
         sum[c][i][0] = of_block[0], sum[c][i][1] = of_block[1];
       }
@@ -192,14 +193,15 @@ class XFp16 {
   static __device__ __forceinline__ uint32_t operand(const uint32_t* pairs, int step, int half,
                                                      float scale) {
     const int low = C::code(step, half, 0), high = C::code(step, half, 1);
-    const bool odd = low % 2;  // high is alike
     if constexpr (!kScaled)
-      return __byte_perm(pairs[low / 2], pairs[high / 2], odd ? 0x7632 : 0x5410);
-    const auto value = [&](uint32_t pair) {
-      return float_of_bits(odd ? pair >> 16 : pair & 0xffffu, kDtypeOf<X>) *
+      return __byte_perm(pairs[low / 2], pairs[high / 2],
+                         (low % 2 ? 0x0032 : 0x0010) | (high % 2 ? 0x7600 : 0x5400));
+    const auto value = [&](int code) {
+      const uint32_t pair = pairs[code / 2];
+      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, kDtypeOf<X>) *
              (scale * (C::worth(step) / C::kWorth));
     };
-    return half_pair(value(pairs[low / 2]), value(pairs[high / 2]));
+    return half_pair(value(low), value(high));
   }
 };
 

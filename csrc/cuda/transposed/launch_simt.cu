@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "simt.cuh"
 
 namespace jaxgemv::cuda {
@@ -34,12 +36,11 @@ inline constexpr Kernel kTransposedSimtRows[] = {
     row<TransposedSimt<kFormat, kBits, float>>()};
 
 Rows transposed_simt_rows() {
-  constexpr Format kAffine = Format::kAffine;
-  static constexpr auto kRows =
-      join(kTransposedSimtRows<kAffine, 1>, kTransposedSimtRows<kAffine, 2>,
-           kTransposedSimtRows<kAffine, 3>, kTransposedSimtRows<kAffine, 4>,
-           kTransposedSimtRows<kAffine, 5>, kTransposedSimtRows<kAffine, 6>,
-           kTransposedSimtRows<kAffine, 7>, kTransposedSimtRows<kAffine, 8>);
+  static constexpr auto kRows = []<int... kLess>(std::integer_sequence<int, kLess...>) {
+    return join(kTransposedSimtRows<Format::kAffine, kLess + 1>...,
+                kTransposedSimtRows<Format::kCodebook, kLess + 1>...,
+                kTransposedSimtRows<Format::kE4M3, 8>, kTransposedSimtRows<Format::kE5M2, 8>);
+  }(std::make_integer_sequence<int, 8>());
   return kRows;
 }
 

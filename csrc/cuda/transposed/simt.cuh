@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/affine.cuh"
-#include "../common/codes.cuh"
+#include "../common/formats.cuh"
 #include "sum.cuh"
 
 namespace jaxgemv::cuda::transposed {

@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
       for (int i = 0; i < S::kStages - 1; ++i) weights.next();
     };
     if (makes) {
-      make_records<kBits>(params, own, x, own.first_unit * S::kQuads, quads, S::kConsumers, begin);
+      make_records<Octet<kBits>>(params, own, x, own.first_unit * S::kQuads, quads, S::kConsumers,
+                                 begin);
       fence_proxy();
       sync_threads(S::kConsumers);
     } else {

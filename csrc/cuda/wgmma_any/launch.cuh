@@ -80,7 +80,7 @@ class WgmmaAnyOfWidth {
                                                 mma_any::parts_of(problem, operands));
       p.tile_stride = p.tiles;
       if (!layout.makes) {
-        const cudaError_t status = mma_any::launch_image<kBits>(
+        const cudaError_t status = mma_any::launch_image<Octet<kBits>>(
             problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }

@@ -1,0 +1,186 @@
+// Weight formats other than integers: entries of a table, and float8. The same traits as codes.cuh.
+#pragma once
+
+#include "codes.cuh"
+#include "ptx.cuh"
+
+namespace jaxgemv::cuda {
+
+// Code i of an octet, for kernels in float32.
+template <int kBits>
+struct Codes<Format::kCodebook, kBits, float> {
+  static constexpr float kMid = 0;
+  __device__ __forceinline__ Codes(const Param& table, Index s)
+      : table_(table), s_(s < 0 ? 0 : s) {}
+  __device__ __forceinline__ float value(uint64_t octet, int i) const {
+    return load(table_, s_, code_of<kBits>(octet, i), 0);
+  }
+
+ private:
+  const Param& table_;
+  const Index s_;
+};
+
+template <Format kFormat>
+struct Float8Codes {
+  static constexpr float kMid = 0;
+  __device__ __forceinline__ Float8Codes(const Param&, Index) {}
+  __device__ __forceinline__ float value(uint64_t octet, int i) const {
+    const uint32_t byte = static_cast<uint32_t>(code_of<8>(octet, i));
+    return __uint_as_float(kFormat == Format::kE4M3 ? bits_of_e4m3(byte) : bits_of_e5m2(byte));
+  }
+};
+template <>
+struct Codes<Format::kE4M3, 8, float> : Float8Codes<Format::kE4M3> {
+  using Float8Codes::Float8Codes;
+};
+template <>
+struct Codes<Format::kE5M2, 8, float> : Float8Codes<Format::kE5M2> {
+  using Float8Codes::Float8Codes;
+};
+
+// Octets as A operands of mma.m16n8k16, and what a kernel has to know and keep for that:
+//   kParts         fp16 numbers whose sum a weight is
+//   kTableBytes    of shared memory, that make_table fills
+//   code(p, e)     the code of an octet that is element e of register p
+//   decode(..)     of an octet, its parts
+//   has_second()   whether the second part may be anything but zero
+//   unit()         of a sum, besides kWorth
+template <Format kFormat, int kBits>
+struct Decoder;
+
+struct PlainDecoder {
+  static constexpr int kParts = 1, kTableBytes = 0;
+  static constexpr bool kHasShift = false;
+  static __device__ __forceinline__ void make_table(const Param&, Index, uint8_t*) {}
+  static __device__ __forceinline__ bool has_second() { return false; }
+  static __device__ __forceinline__ float unit() { return 1; }
+};
+
+template <int kBits>
+struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
+  static constexpr bool kHasShift = true;
+  __device__ __forceinline__ explicit Decoder(const uint8_t*) {}
+  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, uint32_t (&a)[1][4]) {
+    Octet<kBits>::pairs(low, high, a[0]);
+  }
+};
+
+// Of 16 entries: a byte is two codes, and finds both of their entries in shared memory. Each lane has
+// a table of its own in a bank of its own. Entries are brought under 2^14 by a power of two and are the
+// sum of two fp16 then, to 22 bits; those of E2M1, say, are one.
+template <>
+struct Decoder<Format::kCodebook, 4> : Octet<4> {
+  static constexpr int kParts = 2, kPartBytes = 256 * 128, kTableBytes = kParts * kPartBytes + 128;
+  static constexpr bool kHasShift = false;
+  static constexpr float kWorth = 1;
+  static __device__ constexpr float worth(int) { return 1; }
+  static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
+
+  // By all threads of a CTA, which then have to wait for each other.
+  static __device__ __forceinline__ void make_table(const Param& table, Index s, uint8_t* to) {
+    const int lane = threadIdx.x % 32;
+    const float entry = cuda::load(table, s, lane % 16, 0);
+    const uint32_t bits = __float_as_uint(entry) & 0x7fffffffu;
+    const int largest = static_cast<int>(__reduce_max_sync(~0u, bits < 0x7f800000u ? bits : 0));
+    const int exponent = min(13 + 127 - (largest >> 23), 126);
+    const float scaled = entry * __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+    const __half first = __float2half_rn(scaled);
+    const bool finite = bits < 0x7f800000u;
+    const __half second = __float2half_rn(finite ? scaled - __half2float(first) : 0.f);
+    const uint32_t both = __half_as_ushort(first) | static_cast<uint32_t>(__half_as_ushort(second))
+                                                        << 16;
+    for (int byte = threadIdx.x / 32; byte < 256; byte += blockDim.x / 32) {
+      const uint32_t low = __shfl_sync(~0u, both, byte % 16),
+                     high = __shfl_sync(~0u, both, byte / 16);
+      auto* const at = reinterpret_cast<uint32_t*>(to + byte * 128) + lane;
+      at[0] = __byte_perm(low, high, 0x5410), at[kPartBytes / 4] = __byte_perm(low, high, 0x7632);
+    }
+    const bool has_second = __ballot_sync(~0u, (__half_as_ushort(second) & 0x7fff) != 0) != 0;
+    if (threadIdx.x == 0) {
+      auto* const facts = reinterpret_cast<float*>(to + kParts * kPartBytes);
+      facts[0] = has_second;
+      facts[1] = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
+    }
+  }
+
+  __device__ __forceinline__ explicit Decoder(const uint8_t* table)
+      : table_(table), of_lane_(threadIdx.x % 32 * 4) {}
+  __device__ __forceinline__ bool has_second() const { return facts()[0] != 0; }
+  __device__ __forceinline__ float unit() const { return facts()[1]; }
+
+  __device__ __forceinline__ void decode(uint32_t low, uint32_t, uint32_t (&a)[2][4]) const {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const uint32_t shifted = p == 0 ? low << 7 : low >> (8 * p - 7);
+      const uint8_t* const at = table_ + ((shifted & 0x7f80u) | of_lane_);
+      a[0][p] = *reinterpret_cast<const uint32_t*>(at);
+      a[1][p] = *reinterpret_cast<const uint32_t*>(at + kPartBytes);
+    }
+  }
+
+ private:
+  const uint8_t* const table_;
+  const uint32_t of_lane_;
+  __device__ __forceinline__ const float* facts() const {
+    return reinterpret_cast<const float*>(table_ + kParts * kPartBytes);
+  }
+};
+
+// Two float8, in the low bytes of `v`, as fp16.
+template <Format kFormat>
+__device__ __forceinline__ uint32_t pair_of_float8(uint32_t v) {
+  const auto upper = [&] { return __byte_perm(v, 0, 0x1404); };
+  if constexpr (kFormat == Format::kE5M2) return upper();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<unsigned short>(v)));
+  return pair;
+#else
+  // Exponent and mantissa, a bit further down, are those of 2^-8 times the number, subnormal ones too.
+  const uint32_t bits = upper();
+  const uint32_t small = (bits & 0x80008000u) | (bits >> 1 & 0x3f803f80u);
+  const __half2 pair = __hmul2(reinterpret_cast<const __half2&>(small), __float2half2_rn(256.f));
+  return reinterpret_cast<const uint32_t&>(pair) | __vcmpeq2(bits & 0x7f007f00u, 0x7f007f00u);
+#endif
+}
+
+// Codes that follow one another share a register.
+template <Format kFormat>
+struct Float8Decoder : PlainDecoder, Octet<8> {
+  static constexpr float kWorth = 1;
+  static __device__ constexpr float worth(int) { return 1; }
+  static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
+  __device__ __forceinline__ explicit Float8Decoder(const uint8_t*) {}
+  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, uint32_t (&a)[1][4]) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p)
+      a[0][p] = pair_of_float8<kFormat>((p < 2 ? low : high) >> (p % 2 * 16));
+  }
+};
+template <>
+struct Decoder<Format::kE4M3, 8> : Float8Decoder<Format::kE4M3> {
+  using Float8Decoder::Float8Decoder;
+};
+template <>
+struct Decoder<Format::kE5M2, 8> : Float8Decoder<Format::kE5M2> {
+  using Float8Decoder::Float8Decoder;
+};
+
+// Of a word, as codes.cuh has it.
+template <Format kFormat>
+struct Float8Products {
+  static constexpr int kWordCodes = 4, kProducts = 1;
+  static constexpr float kWorth = 1;
+  static __device__ constexpr float worth(int) { return 1; }
+  static __device__ constexpr int code(int, int half, int e) { return 2 * half + e; }
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int, int half) {
+    return pair_of_float8<kFormat>(word >> (16 * half));
+  }
+};
+template <>
+struct Codes<Format::kE4M3, 8, __half> : Float8Products<Format::kE4M3> {};
+template <>
+struct Codes<Format::kE5M2, 8, __half> : Float8Products<Format::kE5M2> {};
+
+}  // namespace jaxgemv::cuda

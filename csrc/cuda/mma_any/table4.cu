@@ -1,0 +1,8 @@
+// The mma_any kernel for tables of 16. A file a format, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows mma_any_table4() { return kMmaAnyRows<Format::kCodebook, 4>; }
+
+}  // namespace jaxgemv::cuda

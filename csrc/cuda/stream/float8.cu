@@ -1,0 +1,11 @@
+// The streaming kernel for weights of float8. A file a format, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_float8() {
+  static constexpr auto kRows = join(kStreamRows<Format::kE4M3, 8>, kStreamRows<Format::kE5M2, 8>);
+  return kRows;
+}
+
+}  // namespace jaxgemv::cuda
