@@ -24,8 +24,8 @@ __global__ void make_image(const Params params, uint8_t* image, int blocks) {
   const int m = static_cast<int>(blockIdx.x) * kRowsOfImage + threadIdx.x / 4 % kRowsOfImage;
   if (block >= blocks || m >= M) return;
   const int m0 = m / params.rows_m * params.rows_m, columns = min(params.rows_m, M - m0);
-  const int octet =
-      runs_of<kBits>(params.groups.slots) ? 4 * t + block % kBlocks : block % kBlocks * 4 + t;
+  const int octet = runs_of<Octet<kBits>>(params.groups.slots) ? 4 * t + block % kBlocks
+                                                               : block % kBlocks * 4 + t;
   const Index first_row = Index{blockIdx.z} * M;
   float v[8];
   load_octet_of_x(params.x, first_row + m, block / kBlocks * kQuadK + 8 * octet, v);

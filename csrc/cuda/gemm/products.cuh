@@ -74,7 +74,8 @@ class Sums {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       uint32_t q[2][4];
-      load_octets<kBits>(rows, words, j, kRuns, q);
+      load_octets<C>(rows, words, j, kRuns,
+                     [&](int h, uint32_t low, uint32_t high) { C::pairs(low, high, q[h]); });
       wgmma_wait<S::kWide ? 0 : 1>();  // TF32 has no registers for more
       uint32_t a[2][4];
 #pragma unroll

@@ -72,8 +72,10 @@ class Sums {
     const auto load_block = [&](bool runs, int words, int j, int half, Operand& a) {
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
-        load_octets(rows[r], words, j, runs, decoder_, a[r]);
-        if (half >= 0) keep_half(half, a[r]);
+        load_octets<C>(rows[r], words, j, runs, [&](int h, uint32_t low, uint32_t high) {
+          decoder_.decode(low, high, a[r][h]);
+          if (half >= 0) keep_half(half, a[r][h]);
+        });
       }
     };
     // The products since the last time, which are all of slot i of a quad.

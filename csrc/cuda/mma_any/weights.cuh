@@ -180,11 +180,11 @@ class Weights {
   }
 };
 
-// Operand A of block j of a quad whose codes begin `words` behind both rows of a lane, g and g + 8.
-template <typename C>
+// take(h, low, high): the octet of this lane in block j of a quad whose codes begin `words` behind both
+// of its rows, g and g + 8. C: an Octet.
+template <typename C, typename Take>
 __device__ __forceinline__ void load_octets(const uint32_t* const (&rows)[2], int words, int j,
-                                            bool runs, const C& decoder,
-                                            uint32_t (&a)[2][C::kParts][4]) {
+                                            bool runs, Take&& take) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -193,19 +193,16 @@ __device__ __forceinline__ void load_octets(const uint32_t* const (&rows)[2], in
       C::of_run(rows[h] + words + t * C::kWidth, j, low, high);
     else
       C::load(rows[h] + words + j * C::kWidth, t, low, high);
-    decoder.decode(low, high, a[h]);
+    take(h, low, high);
   }
 }
 
 // Zeros in place of one half of a block.
-template <int kParts>
-__device__ __forceinline__ void keep_half(int half, uint32_t (&a)[2][kParts][4]) {
+template <int kCount>
+__device__ __forceinline__ void keep_half(int half, uint32_t (&a)[kCount][4]) {
   const bool keeps = threadIdx.x % 4 / 2 == half;
 #pragma unroll
-  for (int i = 0; i < 8 * kParts; ++i) {
-    uint32_t& v = a[i / 4 / kParts][i / 4 % kParts][i % 4];
-    v = keeps ? v : 0;
-  }
+  for (int i = 0; i < 4 * kCount; ++i) a[i / 4][i % 4] = keeps ? a[i / 4][i % 4] : 0;
 }
 
 }  // namespace jaxgemv::cuda::mma_any

@@ -83,12 +83,16 @@ class Sums {
       }
     };
 
+    const auto load = [&](bool runs, int j, uint32_t (&a)[2][4]) {
+      load_octets<C>(rows, words, j, runs,
+                     [&](int h, uint32_t low, uint32_t high) { C::pairs(low, high, a[h]); });
+    };
     if (slots == 1) {
       uint32_t a[2][2][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (j > 1) wgmma_wait<1>();
-        load_octets<kBits>(rows, words, j, C::kRuns, a[j % 2]);
+        load(C::kRuns, j, a[j % 2]);
         multiply(j, a[j % 2], j > 0);
       }
       scale(0);
@@ -97,7 +101,7 @@ class Sums {
       for (int i = 0; i < slots; ++i) {
         uint32_t a[2][4];
         const int j = slots == 4 ? i : i / 2;
-        load_octets<kBits>(rows, words, j, false, a);
+        load(false, j, a);
         if (slots == 8) keep_half(i % 2, a);
         multiply(j, a, false);
         scale(i);
