@@ -130,7 +130,7 @@ def rounds(platform: str, o: Operands, s: Static) -> bool:
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
     """Whether a kernel writes the weight where rows are too many for a product's."""
-    if platform is None or s.implementation is not None or format_of(o) != "affine":
+    if platform is None or s.implementation is not None:
         return False
     codes = o.packed.shape[-2] * (s.k or o.x.shape[-1])
     return backends[platform].dequantizes(codes, str(s.x_dtype or o.x.dtype))

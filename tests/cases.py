@@ -253,6 +253,30 @@ def float_pairs(bits: int) -> list[Case]:
     ]
 
 
+def stream_floats(bits: int) -> list[Case]:
+    """Groups of a block or several and, with one-byte or 16-bit scales of 4 bits, of half a block."""
+    small, large = (32, 128) if bits == 4 else (32, 64)
+    cases = [
+        Case(1, 16, 128 // bits, "row"),
+        Case(1, 40, 1280, 64, bias=True),
+        Case(2, 33, 1536, large, scale="float32"),
+        Case(3, 17, 1536, small, bytes=True),
+        Case(8, 130, 2048, 64, scale="float16"),
+        Case(1, 31, 3 * large + 32, large, scale="float32"),  # a ragged group
+        Case(9, 50, 1312, "row", scale="float32"),
+        Case(16, 64, 4096, large, bias=True),
+        Case(2, 48, 2048, 32, scale="float8_e8m0fnu"),
+        Case(5, 24, 512, "tensor"),
+    ]
+    if bits == 4:
+        cases += [
+            Case(1, 70, 2048, 16, scale="float8_e4m3fn", bias=True),
+            Case(5, 33, 1088, 16, scale="float8_e4m3fn"),
+            Case(8, 17, 96, 16),
+        ]
+    return cases
+
+
 def amx_int8(bits: int) -> list[Case]:
     """From two rows on, and groups of a quarter of a tile's row."""
     return [
@@ -295,6 +319,11 @@ def amx_floats(bits: int) -> list[Case]:
     """Those in groups of a quarter of a tile's row."""
     whole = 128 // bits
     return [c for c in float_pairs(bits) if isinstance(c.group, str) or c.group >= min(whole, c.k)]
+
+
+def without_shifts(cases):
+    """The same for codes that stand for floats."""
+    return lambda bits: [case._replace(form="mid") for case in cases(bits)]
 
 
 # The transposed ones: a bias has no part in these.
@@ -368,6 +397,10 @@ MUST_TAKE = {
 }
 # Of codes that stand for floats, where those are others.
 MUST_TAKE_FLOATS = {
+    "simt": float_panel,
+    "stream": stream_floats,
+    "mma_any": without_shifts(mma_any),
+    "wgmma_any": without_shifts(wgmma_any),
     "f32_dot": f32_dot,
     "f32_panel": float_panel,
     "bf16_panel": float_pairs,

@@ -104,6 +104,10 @@ class Problem:
         shift = self._zero() * scale if self.offset is None else self._wide(self.offset)
         return q * np.abs(scale) + np.abs(shift)
 
+    def wide_scale(self) -> np.ndarray:
+        """(), (N,) or (N, G) against (N, K)"""
+        return self._wide(self.scale)
+
     def _zero(self) -> np.ndarray | int:
         if self.codebook is not None or self.is_float8:
             return 0

@@ -55,6 +55,15 @@ def rounded(x: np.ndarray, weight: np.ndarray, dtype) -> np.ndarray:
     return _LAMBDA * np.sqrt(np.square(np.asarray(x, np.float64)) @ np.square(each).T)
 
 
+def held(x: np.ndarray, scale: np.ndarray, codebook: np.ndarray) -> np.ndarray:
+    """How far x (..., K) times weights of scale (N, K) may move where entries are held to 2^-14 of the largest.
+
+    The errors of entries meet x of either sign: the bound of `rounded`.
+    """
+    each = np.abs(scale) * float(np.abs(codebook.astype(np.float64)).max()) * 2.0**-14
+    return _LAMBDA * np.sqrt(np.square(np.asarray(x, np.float64)) @ np.square(each).T)
+
+
 def assert_close(
     y,
     exact: np.ndarray,

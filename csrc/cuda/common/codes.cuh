@@ -34,18 +34,33 @@ struct WordPairs {
   }
 };
 
+// What a format with state keeps in registers, and others do not have: `plane` counts numbers of which
+// each code has one, whose sums a kernel keeps apart.
+struct Stateless {
+  static constexpr int kPlanes = 1;
+  Stateless() = default;
+  __device__ __forceinline__ Stateless(const Param&, Index) {}
+  static __device__ __forceinline__ bool has(int) { return true; }
+  static __device__ __forceinline__ float unit() { return 1; }
+};
+
 // Masked bits, read as fp16, are subnormals: q * 2^-24, or 2^p more p bits up. That is exact, and
 // tensor cores multiply subnormals at full precision and speed.
 template <int kBits>
-struct Codes<Format::kAffine, kBits, __half> : WordPairs<kBits> {
+struct Codes<Format::kAffine, kBits, __half> : WordPairs<kBits>, Stateless {
   using Pairs = WordPairs<kBits>;
+  using Stateless::Stateless;
   static constexpr float kCentre = 0, kWorth = 0x1p24f;
   static __device__ __forceinline__ uint32_t pair(uint32_t v) { return v & Pairs::kMask; }
   static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half) {
     return (half ? word >> 8 : word) & Pairs::kMask << (kBits * p);
   }
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int, int p, int half) {
+    return product(word, p, half);
+  }
+  static __device__ constexpr int place(int p) { return kBits * p; }
   static __device__ constexpr float worth(int p) {
-    return kWorth / static_cast<float>(1 << (kBits * p));
+    return kWorth / static_cast<float>(1 << place(p));
   }
 };
 
@@ -85,13 +100,29 @@ struct Codes<Format::kAffine, 8, __nv_bfloat16> : WordPairs<8>, Bf16Worth {
   }
 };
 
+// An integer on top of kMagic, read as a float, is its value on top of 1.5 * 2^23.
+constexpr int kMagic = 0x4b400000;
+__device__ __forceinline__ float float_of_magic(int sum) { return __int_as_float(sum) - 0x1.8p23f; }
+
 // Four codes in the bytes of a register, times 2^(kBits * step); all steps of a word have all codes.
+//   code(step, i)     the code of the word that is byte i
+//   kSums             of products: one for each step, or one for all; they begin with start()
+//   total(sums, e)    of element e of all of them
 template <int kBits>
-struct Codes<Format::kAffine, kBits, int8_t> {
-  static constexpr int kSteps = 8 / kBits;
-  static __device__ __forceinline__ uint32_t quad(uint32_t word, int step) {
+struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
+  using Stateless::Stateless;
+  static constexpr int kSteps = 8 / kBits, kSums = kSteps;
+  static __device__ constexpr int code(int step, int i) { return step + kSteps * i; }
+  static __device__ constexpr int start(int sum) { return sum == 0 ? kMagic : 0; }
+  static __device__ __forceinline__ uint32_t quad(uint32_t word, int, int step) {
     constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
     return kBits == 8 ? word : word & kMask << (kBits * step);
+  }
+  static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
+    int all = sums[0][e];
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) all += sums[step][e] >> (kBits * step);
+    return float_of_magic(all);
   }
 };
 

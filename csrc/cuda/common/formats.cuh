@@ -6,6 +6,16 @@
 
 namespace jaxgemv::cuda {
 
+// Code i of consecutive ones in words.
+template <int kBits, int kWords>
+__device__ __forceinline__ uint32_t code_in_words(const uint32_t (&words)[kWords], int i) {
+  const int word = i * kBits / 32, at = i * kBits % 32;
+  const uint32_t next = word + 1 < kWords ? words[word + 1] : 0;
+  const uint32_t bits =
+      at + kBits > 32 ? __funnelshift_r(words[word], next, at) : words[word] >> at;
+  return bits & ((1u << kBits) - 1);
+}
+
 // Code i of an octet, for kernels in float32.
 template <int kBits>
 struct Codes<Format::kCodebook, kBits, float> {
@@ -25,6 +35,10 @@ template <Format kFormat>
 struct Float8Codes {
   static constexpr float kMid = 0;
   __device__ __forceinline__ Float8Codes(const Param&, Index) {}
+  template <int kWords>
+  __device__ __forceinline__ float value(const uint32_t (&words)[kWords], int i, uint32_t) const {
+    return value(code_in_words<8>(words, i), 0);
+  }
   __device__ __forceinline__ float value(uint64_t octet, int i) const {
     const uint32_t byte = static_cast<uint32_t>(code_of<8>(octet, i));
     return __uint_as_float(kFormat == Format::kE4M3 ? bits_of_e4m3(byte) : bits_of_e5m2(byte));
@@ -169,18 +183,24 @@ struct Decoder<Format::kE5M2, 8> : Float8Decoder<Format::kE5M2> {
 
 // Of a word, as codes.cuh has it.
 template <Format kFormat>
-struct Float8Products {
+struct Float8Products : Stateless {
+  using Stateless::Stateless;
   static constexpr int kWordCodes = 4, kProducts = 1;
   static constexpr float kWorth = 1;
+  static __device__ constexpr int place(int) { return 0; }
   static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int, int half, int e) { return 2 * half + e; }
-  static __device__ __forceinline__ uint32_t product(uint32_t word, int, int half) {
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int, int, int half) {
     return pair_of_float8<kFormat>(word >> (16 * half));
   }
 };
 template <>
-struct Codes<Format::kE4M3, 8, __half> : Float8Products<Format::kE4M3> {};
+struct Codes<Format::kE4M3, 8, __half> : Float8Products<Format::kE4M3> {
+  using Float8Products::Float8Products;
+};
 template <>
-struct Codes<Format::kE5M2, 8, __half> : Float8Products<Format::kE5M2> {};
+struct Codes<Format::kE5M2, 8, __half> : Float8Products<Format::kE5M2> {
+  using Float8Products::Float8Products;
+};
 
 }  // namespace jaxgemv::cuda

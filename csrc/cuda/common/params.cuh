@@ -31,9 +31,15 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
 
 // The same of a dtype of one byte.
 __device__ __forceinline__ float float_of_byte(uint32_t byte, Dtype dtype) {
-  const float e4m3 = __uint_as_float((byte & 127) << 20) * 0x1p120f;
   if (dtype == Dtype::kE8M0) return __uint_as_float(bits_of_e8m0(byte));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<unsigned short>(byte)));
+  return __low2float(reinterpret_cast<const __half2&>(pair));
+#else
+  const float e4m3 = __uint_as_float((byte & 127) << 20) * 0x1p120f;
   return (byte & 127) == 127 ? NAN : byte & 128 ? -e4m3 : e4m3;
+#endif
 }
 
 __device__ __forceinline__ uint32_t load_bits(const void* data, Dtype dtype, Index i) {

@@ -5,7 +5,7 @@
 
 namespace jaxgemv::cuda {
 
-// Scales or shifts of a wide dtype, as the words around them.
+// Scales or shifts, as the words around them; of a wide dtype, but for any_value.
 struct ScaleWords : ScaleSource {
   // The aligned word around an element of a row, and what it is once that is there.
   __device__ __forceinline__ uint32_t ask(const char* row, int group) const {
@@ -23,6 +23,12 @@ struct ScaleWords : ScaleSource {
         : "=f"(v)
         : "f"(half), "f"(other), "r"(static_cast<uint32_t>(dtype)));
     return v;
+  }
+  // The same of one byte too.
+  __device__ __forceinline__ float any_value(uint32_t word, const char* row, int group) const {
+    if (is_wide(dtype)) return value(word, row, group);
+    const uintptr_t at = reinterpret_cast<uintptr_t>(row) + group * g_bytes;
+    return float_of_byte(word >> (at % 4 * 8) & 255, dtype);
   }
 };
 static_assert(static_cast<int>(Dtype::kF16) == 0);

@@ -6,7 +6,7 @@
 // written. Memory bounds it: a lane asks for all that it needs before it makes a weight.
 #pragma once
 
-#include "../common/codes.cuh"
+#include "../common/formats.cuh"
 #include "../common/ptx.cuh"
 #include "../common/weight_source.cuh"
 
@@ -64,20 +64,30 @@ struct Params {
   uint32_t exponent;  // CodesInWords::kExponent
 };
 
-// Of kRows rows, kWarps apart, each lane the same piece. kPlain: groups of whole pieces, and no
-// parameters of one byte.
+// Of kRows rows, kWarps apart, each lane the same piece. kPlain: groups of whole pieces.
 template <Format kFormat, int kBits, typename T, int kRows, bool kPlain>
-__global__ void __launch_bounds__(kWarps * 32, 4) weights(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 3)
+    weights(const __grid_constant__ Params p) {
   using C = Codes<kFormat, kBits, float>;
   constexpr int kCodes = kPiece<T>;
   const WeightSource& w = p.weights;
   const unsigned columns = (p.width / kCodes + 31u) / 32;
   const int n = static_cast<int>(blockIdx.x / columns) * (kWarps * kRows) + threadIdx.x / 32;
   const int k = static_cast<int>(blockIdx.x % columns * 32 + threadIdx.x % 32) * kCodes;
-  if (n >= p.N || k >= p.width) return;
-
   const int entry = stack_entry(p.index, p.stack, blockIdx.y), s = max(entry, 0);
+  __shared__ float table[kFormat == Format::kCodebook ? 1 << kBits : 1];
+  if constexpr (kFormat == Format::kCodebook) {
+    if (threadIdx.x < 1 << kBits) table[threadIdx.x] = load(p.codebook, s, threadIdx.x, 0);
+    __syncthreads();
+  }
+  if (n >= p.N || k >= p.width) return;
   const C codes(p.codebook, s);
+  const auto value_of = [&](const auto& window, int e) {
+    if constexpr (kFormat == Format::kCodebook)
+      return table[code_in_words<kBits>(window.words, e)];
+    else
+      return codes.value(window.words, e, p.exponent);
+  };
   const Index bit = Index{k} * kBits;
   const int word = static_cast<int>(bit / 32), shift_in_word = static_cast<int>(bit % 32);
   const int group = w.group_of(min(k, p.K - 1) / kOctet);
@@ -101,7 +111,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) weights(const __grid_constant_
     windows[i].align(shift_in_word);
     float scale, shift;
     if (kPlain) {
-      scale = w.scale.value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group);
+      scale =
+          w.scale.any_value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group);
       shift = w.shift.value(shift_words[i], shifts + Index{i * kWarps} * w.shift.n_bytes, group);
     }
     if (entry < 0) scale = __int_as_float(0x7fc00000);  // NaN
@@ -115,7 +126,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) weights(const __grid_constant_
           if (w.affine != Affine::kSymmetric)
             shift = load(p.shift, s, n + i * kWarps, (k + e) / p.group);
         }
-        v[e] = weight_of(affine, codes.value(windows[i].words, e, p.exponent), scale, shift);
+        v[e] = weight_of(affine, value_of(windows[i], e), scale, shift);
       }
     };
     if (w.affine == Affine::kOffset)

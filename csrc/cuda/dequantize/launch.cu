@@ -28,8 +28,8 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   p.K = static_cast<int>(problem.K), p.width = static_cast<int>(width);
   p.exponent = CodesInWords<kBits>::kExponent;
   p.group = static_cast<int>(std::min(problem.group, problem.K));
-  const bool plain = is_wide(operands.scale.dtype) && problem.K < kGroupedK &&
-                     (problem.group % kOctet == 0 || has_one_group(problem, operands));
+  const bool plain =
+      problem.K < kGroupedK && (problem.group % kOctet == 0 || has_one_group(problem, operands));
   const Index columns = ceil_div(width, 32 * kCodes);
   const bool many = plain && ceil_div(problem.N, kWarps * kMostRows) * columns >= 2 * device.sms;
   const auto kernel = many    ? weights<kFormat, kBits, T, kMostRows, true>
@@ -42,21 +42,30 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
 }
 
-// By width, and dtype of the weights.
+// By dtype of the weights.
+template <Format kFormat, int kBits>
+inline constexpr Run kRuns[] = {run_one<kFormat, kBits, __half>,
+                                run_one<kFormat, kBits, __nv_bfloat16>,
+                                run_one<kFormat, kBits, float>};
+
+// By width.
 template <Format kFormat, size_t... kWidths>
 constexpr auto of_widths(std::index_sequence<kWidths...>) {
-  return std::array{std::array<Run, 3>{run_one<kFormat, kWidths + 1, __half>,
-                                       run_one<kFormat, kWidths + 1, __nv_bfloat16>,
-                                       run_one<kFormat, kWidths + 1, float>}...};
+  return std::array{kRuns<kFormat, kWidths + 1>...};
 }
 
 }  // namespace
 
 cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                 cudaStream_t stream) {
-  static constexpr auto kAffine = of_widths<Format::kAffine>(std::make_index_sequence<8>{});
-  if (problem.format != Format::kAffine) return cudaErrorNotSupported;
-  return kAffine[problem.bits - 1][static_cast<int>(problem.y)](problem, operands, device, stream);
+  constexpr std::make_index_sequence<8> kWidths;
+  static constexpr auto kAffine = of_widths<Format::kAffine>(kWidths),
+                        kCodebook = of_widths<Format::kCodebook>(kWidths);
+  const Run* const runs = problem.format == Format::kAffine     ? kAffine[problem.bits - 1]
+                          : problem.format == Format::kCodebook ? kCodebook[problem.bits - 1]
+                          : problem.format == Format::kE4M3     ? kRuns<Format::kE4M3, 8>
+                                                                : kRuns<Format::kE5M2, 8>;
+  return runs[static_cast<int>(problem.y)](problem, operands, device, stream);
 }
 
 }  // namespace jaxgemv::cuda::dequantize

@@ -26,13 +26,15 @@ namespace jaxgemv::cuda {
 namespace stream {
 
 // A warp's span of a row, and how many warps have registers enough for their x.
-template <int kBits, int kRows, int kLaneWords, Parts kParts>
+template <Format kFormat, int kBits, int kRows, int kLaneWords, Parts kParts>
 struct SpanShape {
   // Many rows of x with a norm have twice the operands.
   static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
   // With 8-bit codes, 256 bytes are two groups of 128. With 4-bit ones they are faster for one row
-  // of x, and slower for two (H200).
-  static constexpr int kSpanBytes = kBits == 8 || (kBits == 4 && kRows == 1) ? 256 : 128;
+  // of x, and slower for two (H200). Tables take registers.
+  static constexpr bool kIsTable = kFormat == Format::kCodebook;
+  static constexpr int kSpanBytes =
+      kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256 : 128;
   // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
   // architecture. Fewer words are more blocks and sums.
   using Warps = std::array<int, 3>;
@@ -48,18 +50,21 @@ struct SpanShape {
 };
 
 // x in registers: one or two rows as bytes, more as fp16.
-template <Format kFormat, int kBits, typename X, int kRows, int kSpanBytes, int kLaneWords,
-          Parts kParts>
+template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
+          int kLaneWords, Parts kParts>
 using Span = std::conditional_t<
-    kRows <= 2, XInt8<kBits, X, kRows, kSpanBytes, kLaneWords, kParts == Parts::kNormAndEpilogue>,
-    std::conditional_t<kParts == Parts::kNormAndEpilogue,
-                       XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
-                       XFp16<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords>>>;
+    kRows <= 2,
+    XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts == Parts::kNormAndEpilogue,
+          kScales == Scales::kByHalf>,
+    std::conditional_t<
+        kParts == Parts::kNormAndEpilogue, XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
+        XFp16<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
-template <Scales kScales, bool kHasShift, int kSpanBytes, int kLaneWords, typename Span>
-__device__ __forceinline__ void multiply(const uint8_t* weights, const float2* terms,
-                                         const Span& xs, float (&y)[Span::kResults]) {
+template <Scales kScales, int kSpanBytes, int kLaneWords, typename Term, typename Span>
+__device__ __forceinline__ void multiply(const uint8_t* weights, const Term* terms, const Span& xs,
+                                         float (&y)[Span::kResults]) {
+  constexpr int kParts = kScales == Scales::kByHalf ? 2 : 1;  // of a block
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < Span::kBlocks; ++i) {
@@ -70,17 +75,19 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const float2* t
           w[r], weights + (g + 8 * r) * kSpanBytes + ((i * 4 + t) * 4 * kLaneWords ^ g % 2 * 64));
     float v[Span::kResults];
     xs.dot(w, i, v);
-    float2 term[2] = {{1, 0}, {1, 0}};
-    if constexpr (kScales == Scales::kByBlock) {
-      if (i == 0) __syncwarp();  // for the terms, as late as possible
-      term[0] = terms[g * Span::kBlocks + i], term[1] = terms[(g + 8) * Span::kBlocks + i];
-    }
+    if (kScales != Scales::kByRow && i == 0) __syncwarp();  // for the terms, as late as possible
 #pragma unroll
     for (int e = 0; e < Span::kResults; ++e) {
-      const float2 of = term[Span::row(e)];
-      if constexpr (kScales == Scales::kByBlock && kHasShift)
-        y[e] = fmaf(of.y, xs.sum_of(e, i), y[e]);
-      y[e] = fmaf(of.x, v[e], y[e]);
+      if constexpr (kScales == Scales::kByRow) {
+        y[e] += v[e];
+        continue;
+      }
+      const int row = g + 8 * Span::row(e), part = kParts == 1 ? 0 : Span::half(e);
+      const Term of = terms[(row * Span::kBlocks + i) * kParts + part];
+      if constexpr (std::is_same_v<Term, float2>)
+        y[e] = fmaf(of.x, v[e], fmaf(of.y, xs.sum_of(e, i), y[e]));
+      else
+        y[e] = fmaf(of, Span::kHasSums ? v[e] + xs.sum_of(e, i) : v[e], y[e]);
     }
   }
 }
@@ -88,15 +95,18 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const float2* t
 // kMTiles: the rows of x may be more than kRows.
 template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
           int kLaneWords, Parts kParts>
-__global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::kMaxWarps * 32, 1)
-    gemv_stream(const Params params) {
-  using Shape = SpanShape<kBits, kRows, kLaneWords, kParts>;
+__global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>::kMaxWarps *
+                                      32,
+                                  1) gemv_stream(const Params params) {
+  using Shape = SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>;
   constexpr int kSpanBytes = Shape::kSpanBytes;
   constexpr bool kHasShift = kFormat == Format::kAffine;
-  using Span = stream::Span<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
-  using Copies = Pipeline<kScales, kHasShift, kSpanBytes, Span::kBlocks, kParts>;
+  using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
+  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts>;
   using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks>;
-  constexpr bool kByBlock = kScales == Scales::kByBlock;
+  // Others than integers have a factor for all shifts, which is part of x's sums.
+  using Term = std::conditional_t<kHasShift, float2, float>;
+  constexpr bool kByBlock = kScales != Scales::kByRow;
   constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -133,7 +143,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
         .prefetch(lane * (Span::kSpanK / 32), params.K - first_k(0) - lane * (Span::kSpanK / 32));
 
   uint8_t* const ring = shared + warp * Memory::kBytes;
-  float2* const terms = reinterpret_cast<float2*>(ring + Memory::kTerms);
+  Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
   // Partial sums have columns for all rows of x; behind the rows of the weights lies sum(x), and
   // with a norm the sum of its squares.
   float2* const partials = reinterpret_cast<float2*>(x_place + warps * x_bytes);
@@ -141,6 +151,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
             column_size = sum_row + 4;
   const int partial_size = columns * column_size;
   Span xs;
+  if (exists) xs.codes = {params.codebook, s};
 
   for (int block = 0; block < params.tiles; block += params.block_tiles) {
     const int tiles = min(params.block_tiles, params.tiles - block);
@@ -153,7 +164,10 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
         if constexpr (kParts == Parts::kNone && kHasShift) return load(p, s, n, 0);
         return load_scale(p, s, n, 0);
       };
-      if constexpr (!kHasShift) return float2{load_row(params.scale), 0};
+      if constexpr (!kHasShift) {
+        const float scale = load_row(params.scale) * xs.codes.unit();
+        return float2{scale, scale};
+      }
       return terms_of(params.affine, load_row(params.scale), load_row(params.shift),
                       mid_code(kBits), 0);
     };
@@ -185,7 +199,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
           if (params.slices > 1 && (next > 0 || block + tiles < params.tiles)) ask(next);
         }
         float2* to = partials + (warp * partial_size + lane / 4);
-        if (!kByBlock && kHasShift && lane < 4) {
+        if (!kByBlock && Span::kHasSums && lane < 4) {
           float sums[Span::kResults] = {};
 #pragma unroll
           for (int e = 0; e < Span::kResults; ++e)
@@ -199,10 +213,10 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
           __syncwarp();
           const uint8_t* const weights = ring + copies.stage;
           if constexpr (kByBlock)
-            make_terms<kHasShift, kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes,
-                                                        terms);
+            make_terms<kScales, kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes,
+                                                      xs.codes, terms);
           float y[Span::kResults] = {};
-          multiply<kScales, kHasShift, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
           __syncwarp();
           xs.add(to, column_size, M, slice > 0, y, true);
         }
@@ -219,7 +233,7 @@ __global__ void __launch_bounds__(SpanShape<kBits, kRows, kLaneWords, kParts>::k
       for (int w = 0; w < warps; ++w, from += partial_size) {
         const float2 v = from[tile * kTileN + lane % 16];
         sum.x += v.x, sum.y += v.y;
-        if constexpr (!kByBlock && kHasShift)
+        if constexpr (!kByBlock && Span::kHasSums)
           sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
         if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
       }

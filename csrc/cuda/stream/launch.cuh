@@ -11,6 +11,7 @@ namespace jaxgemv::cuda {
 template <Format kFormat, int kBits, typename X>
 struct Stream {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
+  static constexpr bool kIsTable = kFormat == Format::kCodebook;
   static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
   static constexpr KernelInfo kInfo{
       "stream",
@@ -36,6 +37,8 @@ struct Stream {
       return run_parts<Scales::kByBlock, kLaneWords>(call);
     };
     const int lane_words = call.found.lane_words;
+    if constexpr (kIsTable)
+      if (call.found.group_log < 0) return run_parts<Scales::kByHalf, 1>(call);
     if (lane_words == 0) return run_parts<Scales::kByRow, 4>(call);
     if constexpr (kBits < 8)
       if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
@@ -46,20 +49,22 @@ struct Stream {
  private:
   using Scales = stream::Scales;
   // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
-  // Only kernels for 8 rows can do that.
+  // Only kernels for 8 rows can do that. Where a block has two groups, 8 of 16 rows have.
   static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
-  static constexpr bool kHasBytes = kHasShift;  // XInt8, for one and two rows
-  static constexpr int kReserved = 1024;        // of a CTA's shared memory, by the system
+  static constexpr bool kHasBytes = kHasShift || kIsTable;  // XInt8, for one and two rows
+  static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
 
   // Blocks of one word a lane are too many for more rows.
-  static constexpr int max_rows(int lane_words) { return lane_words == 1 ? 8 : kMaxRows; }
+  static constexpr int max_rows(int lane_words) {
+    return lane_words == 1 && !kIsTable ? 8 : kMaxRows;
+  }
 
   // Rows of x that share a read with a norm, where there are more than two: as registers allow.
   template <int kLaneWords>
   static constexpr int kNormedRows = (kBits == 4 ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
 
   // lane_words: 0 for one scale a row, else a lane's share of a block; a group is 2^group_log
-  // blocks.
+  // blocks, or half of one.
   struct Found {
     bool found = false;
     int lane_words = 0, group_log = 0;
@@ -88,12 +93,13 @@ struct Stream {
       if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
       const Index blocks =
-          stream::SpanShape<kBits, 8, 4, Parts::kNone>::kSpanBytes / (16 * lane_words);
+          stream::SpanShape<kFormat, kBits, 8, 4, Parts::kNone>::kSpanBytes / (16 * lane_words);
       // The scales of a span are whole words: of 16 bits two groups or more.
       for (int log = 0; (blocks >> log) * size_of(scale.dtype) >= 4; ++log)
         if (problem.group == block << log)
           return {kMostRows > kMaxRows || problem.M <= max_rows(lane_words), lane_words, log};
     }
+    if (kIsTable && problem.group == 64 / kBits && size_of(scale.dtype) < 4) return {true, 1, -1};
     return {};
   }
 
@@ -118,9 +124,13 @@ struct Stream {
     const Index M = call.problem.M;
     if constexpr (kHasBytes) {
       constexpr Parts kFew = kParts == Parts::kNone ? kParts : Parts::kNormAndEpilogue;
-      // Only with 4 bits does one row have a kernel of its own.
-      if (kBits == 4 && M == 1) return launch<kBits == 4 ? 1 : 2, kScales, kLaneWords, kFew>(call);
-      if (M <= 2) return launch<2, kScales, kLaneWords, kFew>(call);
+      // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
+      constexpr bool kHalves = kScales == Scales::kByHalf;
+      constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
+      if (M == 1) return launch<kOne, kScales, kLaneWords, kFew>(call);
+      if constexpr (!kHalves)
+        if (M == 2) return launch<2, kScales, kLaneWords, kFew>(call);
+      if constexpr (kHalves) return launch<8, kScales, kLaneWords, kParts>(call);
     }
     if (M <= 8 || max_rows(kLaneWords) == 8) return launch<8, kScales, kLaneWords, kParts>(call);
     return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
@@ -129,12 +139,14 @@ struct Stream {
   template <int kRows, Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t launch(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    using Shape = stream::SpanShape<kBits, kRows, kLaneWords, kParts>;
+    using Shape = stream::SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
     constexpr int kRingBytes = stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
-    using Span = stream::Span<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts>;
-    constexpr bool kMTiles = kParts == Parts::kNormAndEpilogue ? kRows == kNormedRows<kLaneWords>
-                                                               : kRows == 8 && kMostRows > kMaxRows;
+    using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
+    constexpr bool kMTiles =
+        kParts == Parts::kNormAndEpilogue
+            ? kRows == kNormedRows<kLaneWords>
+            : kRows == 8 && (kMostRows > kMaxRows || kScales == Scales::kByHalf);
     const auto kernel =
         stream::gemv_stream<kFormat, kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;
 
@@ -148,6 +160,7 @@ struct Stream {
     params.scale_log = size / 2;
     params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
     params.scale = operands.scale, params.shift = operands.shift;
+    params.codebook = operands.codebook;
     params.packed_stack_stride = operands.packed_stack_stride;
     params.output = output_of(problem, operands);
     params.norm = operands.norm, params.eps = problem.eps;

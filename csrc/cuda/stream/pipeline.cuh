@@ -14,8 +14,8 @@ constexpr int kTileN = 16;
 constexpr int kStages = 2;
 
 // How scale and shift lie: one for each row of the weights; or 16-bit ones for each group of a
-// power of two of blocks, in pairs aligned to 4 bytes.
-enum class Scales { kByRow, kByBlock };
+// power of two of blocks, in pairs aligned to 4 bytes; or scales alone for each half of a block.
+enum class Scales { kByRow, kByBlock, kByHalf };
 
 // All that a CTA needs to know; what is needed first, first. Rows of the weights come in tiles of
 // kTileN; with a gated activation those are kTileN / 2 of its first half and the same of its second,
@@ -31,12 +31,12 @@ struct Params {
   int block_tiles;  // tiles whose partial sums fit into shared memory together
   int slices;
   int M, N, K, row_bytes;
-  int group_log;  // kByBlock: a group is 2^this blocks
-  int scale_log;  // kByBlock: a scale is 2^this bytes, where there are no shifts
-  int scale_row;  // kByBlock: bytes from row to row
+  int group_log;  // a group is 2^this blocks
+  int scale_log;  // a scale is 2^this bytes, where there are no shifts
+  int scale_row;  // bytes from row to row
   Affine affine;
   uint32_t stack;
-  Param scale, shift;
+  Param scale, shift, codebook;
   Index packed_stack_stride;
   Output output;
   Param norm;
@@ -63,10 +63,12 @@ struct Tiling {
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
-template <Scales kScales, bool kHasShift, int kSpanBytes, int kBlocks, Parts kParts>
+template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts>
 struct Pipeline {
+  static constexpr bool kHasShift = kFormat == Format::kAffine;
+  static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
   static constexpr int kWeightBytes = kTileN * kSpanBytes;
-  static constexpr int kScaleBytes = kScales == Scales::kByBlock ? kTileN * 4 * kBlocks : 0;
+  static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0 : kTileN * 4 * kBlocks;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;            // of a stage
   static constexpr int kLanes = kSpanBytes / 16, kRows = 32 / kLanes;  // of a copy of weights
   const Params& params;
@@ -92,7 +94,7 @@ struct Pipeline {
     offset = warp * kSpanBytes + piece * 16;
     from = params.packed + ((first_row + row) * Index{params.row_bytes} + offset);
     from += s * params.packed_stack_stride;
-    if constexpr (kScales == Scales::kByBlock) {
+    if constexpr (kScales != Scales::kByRow) {
       // In a span of a row, first the words of its scales, then those of its shifts.
       const int words_log = scale_words_log();
       const Param& param = kHasShift && lane >> words_log & 1 ? params.shift : params.scale;
@@ -107,15 +109,22 @@ struct Pipeline {
   __device__ __forceinline__ void next() {
     if (slice < params.slices) {
       const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-      // Past the end of a row lies what was there before: codes, which meet x = 0.
-      if (offset < params.row_bytes)
+      // Past the end of a row lies what was there before: codes, which meet x = 0. Of float8 they could
+      // be NaN.
+      if (!kAnyIsFinite || offset < params.row_bytes)
 #pragma unroll
-        for (int i = 0; i < kTileN / kRows; ++i)
-          copy16(to + stage + i * kRows * kSpanBytes,
-                 from + (i * kRows + tiling.extra(i * kRows)) * Index{params.row_bytes});
+        for (int i = 0; i < kTileN / kRows; ++i) {
+          uint8_t* const piece = to + stage + i * kRows * kSpanBytes;
+          const uint8_t* const source =
+              from + (i * kRows + tiling.extra(i * kRows)) * Index{params.row_bytes};
+          if (kAnyIsFinite)
+            copy16(piece, source);
+          else
+            copy_or_zeros<16>(piece, source, offset < params.row_bytes);
+        }
       const int rows = left == 2 ? last_step : tiling.step();
       from += rows * params.row_bytes;
-      if constexpr (kScales == Scales::kByBlock) {
+      if constexpr (kScales != Scales::kByRow) {
         // Past the last group a scale must be finite, because 0 times NaN is NaN.
         const bool inside = scale_word() * 4 < params.scale_row;
         const int words_log = scale_words_log();
@@ -161,38 +170,49 @@ struct Pipeline {
 template <int kBits, Scales kScales, int kSpanBytes, int kBlocks>
 struct WarpMemory {
   static constexpr int kTerms =
-      kStages * Pipeline<kScales, true, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
-  static constexpr int kBytes = kTerms + (kScales == Scales::kByBlock ? kTileN * kBlocks * 8 : 0);
+      kStages * Pipeline<Format::kAffine, kScales, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
+  static constexpr int kBytes = kTerms + (kScales == Scales::kByRow ? 0 : kTileN * kBlocks * 8);
 };
 
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
 // 32 and so on.
-template <bool kHasShift, int kBits, int kBlocks>
+template <Scales, int kBits, int kBlocks, typename Codes>
 __device__ __forceinline__ void make_terms(const Params& params, const uint8_t* scales,
-                                           float2* terms) {
+                                           const Codes&, float2* terms) {
   const int lane = threadIdx.x % 32;
   const int row_bytes = kBlocks * 4 >> params.group_log;  // of scales and shifts together
 #pragma unroll
   for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
     const int row = lane / kBlocks + 32 / kBlocks * i, group = lane % kBlocks >> params.group_log;
-    if constexpr (!kHasShift) {
-      const uint8_t* const from =
-          scales + ((row * kBlocks >> params.group_log) + group) * (1 << params.scale_log);
-      float scale;
-      if (params.scale_log == 0)
-        scale = float_of_byte(*from, params.scale.dtype);
-      else if (params.scale_log == 1)
-        scale = float_of_bits(*reinterpret_cast<const unsigned short*>(from), params.scale.dtype);
-      else
-        scale = *reinterpret_cast<const float*>(from);
-      terms[lane + 32 * i] = {scale, 0};
-      continue;
-    }
     const auto at = reinterpret_cast<const unsigned short*>(scales + row * row_bytes) + group;
     terms[lane + 32 * i] =
         terms_of(params.affine, float_of_bits(at[0], params.scale.dtype),
                  float_of_bits(at[row_bytes / 4], params.shift.dtype), mid_code(kBits), 0);
   }
+}
+
+// The same without shifts, of any dtype, for pairs of rows and blocks or their halves.
+template <Scales kScales, int kBits, int kBlocks, typename Codes>
+__device__ __forceinline__ void make_terms(const Params& params, const uint8_t* scales,
+                                           const Codes& codes, float* terms) {
+  constexpr int kUnits = kBlocks * (kScales == Scales::kByHalf ? 2 : 1);
+  const int lane = threadIdx.x % 32, log = kUnits > kBlocks ? 0 : params.group_log;
+  const auto make = [&](auto type, auto&& value) {
+    using T = decltype(type);
+#pragma unroll
+    for (int i = 0; i < kTileN * kUnits / 32; ++i) {
+      const int row = (lane + 32 * i) / kUnits, unit = (lane + 32 * i) % kUnits;
+      const T* const row_scales = reinterpret_cast<const T*>(scales) + (row * kUnits >> log);
+      terms[lane + 32 * i] = value(row_scales[unit >> log]) * codes.unit();
+    }
+  };
+  const Dtype dtype = params.scale.dtype;
+  if (params.scale_log == 0)
+    make(uint8_t{}, [&](uint32_t v) { return float_of_byte(v, dtype); });
+  else if (params.scale_log == 1)
+    make(uint16_t{}, [&](uint32_t v) { return float_of_bits(v, dtype); });
+  else
+    make(float{}, [](float v) { return v; });
 }
 
 }  // namespace jaxgemv::cuda::stream

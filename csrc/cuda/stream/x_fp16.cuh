@@ -12,6 +12,7 @@
 #include "../common/formats.cuh"
 #include "../common/norm.cuh"
 #include "../common/ptx.cuh"
+#include "../common/table16.cuh"
 
 namespace jaxgemv::cuda::stream {
 
@@ -44,20 +45,24 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
   return reinterpret_cast<const uint32_t&>(v);
 }
 
-// Up to kRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words.
-template <Format kFormat, int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
+// Up to kMaxRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words. Where two
+// groups share a block, rows have columns of two tiles, with zeros for the other group.
+template <Format kFormat, int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords,
+          bool kHalves>
 class XFp16 {
   using C = Codes<kFormat, kBits, __half>;
-  static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr int kSteps = C::kProducts;  // of a word
   static constexpr int kShare =
-      kLaneWords * C::kWordCodes / 8;                // 16-byte pieces of a block for a lane
-  static constexpr int kColumnTiles = kMaxRows / 8;  // of an mma's 8 columns
+      kLaneWords * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
+  static constexpr int kColumnTiles = kMaxRows / 8 * (kHalves ? 2 : 1);  // of an mma's 8 columns
   // Four places in a word would need as many accumulators, so they are divided out of x too.
   static constexpr bool kScaled = !std::is_same_v<X, __half> || kBits == 2;
   static_assert(kShare >= 1);
 
  public:
+  // For zeros and offsets, or the least entry of a table.
+  static constexpr bool kHasSums = kFormat == Format::kAffine || kFormat == Format::kCodebook;
+  C codes;
   static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
   static constexpr int kRows = kMaxRows, kRowsAColumn = 2;
   static constexpr int kRowBytes = 2 * kSpanK;  // of shared memory
@@ -80,49 +85,59 @@ class XFp16 {
   // Turns what this warp's copies have brought into operands.
   __device__ __forceinline__ float2 take(int rows, const uint8_t* staged, const NormValues&, int) {
     // Rows past the last one repeat it and are not stored.
-    take_rows(staged, [&](int c, int g) { return min(8 * c + g, rows - 1); });
+    take_rows(staged, [&](int c, int g) { return min((kHalves ? 0 : 8 * c) + g, rows - 1); });
     return {};
   }
 
   // A tile's products with block i.
   __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
                                       float (&v)[kResults]) const {
-    // Accumulators: one for each step of a word, or two that take turns, because an mma waits for
-    // the one before it.
-    constexpr float kWorth = kScaled ? 1 : C::worth(kSteps - 1) / C::kWorth;
+    // Accumulators: one for each plane; or for each step of a word, or two that take turns, because
+    // an mma waits for the one before it.
+    constexpr bool kPlanes = C::kPlanes > 1;
+    constexpr float kWorth = kPlanes ? 1.f / 128 : kScaled ? 1 : C::worth(kSteps - 1) / C::kWorth;
     float sums[kColumnTiles][2][4] = {};
 #pragma unroll
-    for (int j = 0; j < kLaneWords; ++j)
+    for (int plane = 0; plane < C::kPlanes; ++plane) {
+      if (!codes.has(plane)) break;
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step)
+      for (int j = 0; j < kLaneWords; ++j)
 #pragma unroll
-        for (int c = 0; c < kColumnTiles; ++c)
-          mma_m16n8k16<__half>(sums[c][(j * kSteps + step) % 2], C::product(w[0][j], step, 0),
-                               C::product(w[1][j], step, 0), C::product(w[0][j], step, 1),
-                               C::product(w[1][j], step, 1), b[c][i][j][step]);
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+          for (int c = 0; c < kColumnTiles; ++c)
+            mma_m16n8k16<__half>(sums[c][kPlanes ? plane : (j * kSteps + step) % 2],
+                                 codes.product(w[0][j], plane, step, 0),
+                                 codes.product(w[1][j], plane, step, 0),
+                                 codes.product(w[0][j], plane, step, 1),
+                                 codes.product(w[1][j], plane, step, 1), b[c][i][j][step]);
+    }
 #pragma unroll
     for (int e = 0; e < kResults; ++e)
       v[e] = fmaf(kWorth, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
   }
 
-  // For result e: which of the rows g and g + 8 of the weights, and x's sum over block i.
+  // For result e: which of the rows g and g + 8 of the weights, which half of a block's groups, and x's
+  // sum over block i.
   static __device__ constexpr int row(int e) { return e / 2 % 2; }
+  static __device__ constexpr int half(int e) { return e / 4; }
   __device__ __forceinline__ float sum_of(int e, int i) const { return sum[e / 4][i][e % 2]; }
 
   // Adds results to partial sums, at row g of the weights.
   __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
                                       const float (&v)[kResults], bool both_rows) const {
     const int t = lane_id() % 4;
+    const auto result = [&](int c, int i) { return kHalves ? v[i] + v[4 + i] : v[4 * c + i]; };
 #pragma unroll
-    for (int c = 0; c < kColumnTiles; ++c)
+    for (int c = 0; c < kMaxRows / 8; ++c)
       if (8 * c + 2 * t < rows)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           if (r > 0 && !both_rows) break;
           float2& at = to[(4 * c + t) * column_size + 8 * r];
           const float2 before = more ? at : float2{};
-          at = {fmaf(power[c][0], v[4 * c + 2 * r], before.x),
-                fmaf(power[c][1], v[4 * c + 2 * r + 1], before.y)};
+          at = {fmaf(power[c][0], result(c, 2 * r), before.x),
+                fmaf(power[c][1], result(c, 2 * r + 1), before.y)};
         }
   }
 
@@ -162,11 +177,16 @@ class XFp16 {
             const uint32_t* const word = raw + (i * kLaneWords + j) * C::kWordCodes / 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-              b[c][i][j][step][half] = operand(word, step, half, scale);
-            const uint32_t ones = 0x00010001u << (kScaled ? kBits * step : 0);
-            if (kHasShift) mma_m16n8k16<__half>(of_block, ones, ones, ones, ones, b[c][i][j][step]);
+              b[c][i][j][step][half] =
+                  kHalves && lane_id() % 4 / 2 != c ? 0 : operand(word, step, half, scale);
+            const uint32_t ones = 0x00010001u << (kScaled ? C::place(step) : 0);
+            if (kHasSums) mma_m16n8k16<__half>(of_block, ones, ones, ones, ones, b[c][i][j][step]);
           }
-        sum[c][i][0] = of_block[0], sum[c][i][1] = of_block[1];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          sum[c][i][e] = of_block[e];
+          if constexpr (kFormat == Format::kCodebook) sum[c][i][e] *= codes.least();
+        }
       }
     }
   }

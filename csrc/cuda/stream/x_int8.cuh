@@ -6,23 +6,29 @@
 // exact, smaller ones are off by 2^-31 of it at most.
 //
 // Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
-// out of the product. An 8-bit word is ready as it is.
+// out of the product. An 8-bit word is ready as it is. Those of tables take a few operations each four.
+//
+// Where two groups share a block, x of the second is in the columns of a second row, alone.
 //
 // With a norm it is x * norm that becomes fixed point.
 #pragma once
 
-#include "../common/codes.cuh"
 #include "../common/norm.cuh"
+#include "../common/table16.cuh"
 #include "x_fp16.cuh"
 
 namespace jaxgemv::cuda::stream {
 
-// Up to kMaxRows rows, one or two.
-template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords, bool kNormed>
+// Up to kMaxRows rows, one or two; one where blocks have two groups.
+template <Format kFormat, int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords,
+          bool kNormed, bool kHalves>
 class XInt8 {
-  using C = Codes<Format::kAffine, kBits, int8_t>;
+  using C = Codes<kFormat, kBits, int8_t>;
+  static_assert(kMaxRows == 1 || !kHalves);
 
  public:
+  static constexpr bool kHasSums = true;
+  C codes;
   static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
   static constexpr int kRows = kMaxRows, kRowsAColumn = 1;
   static constexpr int kRowBytes = 4 * kSpanK;  // of shared memory
@@ -68,12 +74,16 @@ class XInt8 {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       load_shared<kShare / 4>(&b[i][0][0], plane + i * 4 * kShare);
+      if (kHalves && g / 4 != t / 2)
+#pragma unroll
+        for (uint32_t& quad : b[i][0]) quad = 0;
       int total[4] = {};
 #pragma unroll
       for (int j = 0; j < kLaneWords * kSteps; ++j)
         mma_bytes(total, 0x01010101u, 0x01010101u, 0, 0, (&b[i][0][0])[j], 0);
       sum[i] =
           fmaf(worth[1], static_cast<float>(total[1]), worth[0] * static_cast<float>(total[0]));
+      if constexpr (kIsTable) sum[i] *= codes.least();
     }
     return {t % 2 ? 0 : squares, 0};
   }
@@ -81,43 +91,56 @@ class XInt8 {
   // A tile's products with block i.
   __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
                                       float (&v)[kResults]) const {
-    // An integer on top of kMagic, read as a float, is its value on top of 1.5 * 2^23.
-    constexpr int kMagic = 0x4b400000;
-    constexpr int kNext = kLaneWords > 1;  // an mma takes two words
-    int sums[kSteps][4] = {{kMagic, kMagic, kMagic, kMagic}};
+    constexpr int kNext = kLaneWords > 1;
+    float column[4] = {};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
+    for (int plane = 0; plane < C::kPlanes; ++plane) {
+      if (!codes.has(plane)) break;
+      int sums[C::kSums][4];
 #pragma unroll
-      for (int j = 0; j < kLaneWords; j += 2)
-        mma_bytes(sums[step], C::quad(w[0][j], step), C::quad(w[1][j], step),
-                  kNext ? C::quad(w[0][j + kNext], step) : 0,
-                  kNext ? C::quad(w[1][j + kNext], step) : 0, b[i][j][step], b[i][j + kNext][step]);
-    float column[4];
+      for (int e = 0; e < 4 * C::kSums; ++e) sums[e / 4][e % 4] = C::start(e / 4);
+      if constexpr (C::kSums < kSteps) {  // an mma takes both steps of a word
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      int total = sums[0][e];
+        for (int j = 0; j < kLaneWords; ++j)
+          mma_bytes(sums[0], codes.quad(w[0][j], plane, 0), codes.quad(w[1][j], plane, 0),
+                    codes.quad(w[0][j], plane, 1), codes.quad(w[1][j], plane, 1), b[i][j][0],
+                    b[i][j][kSteps - 1]);
+      } else {  // or one of two words
 #pragma unroll
-      for (int step = 1; step < kSteps; ++step) total += sums[step][e] >> (kBits * step);
-      column[e] = __int_as_float(total) - 0x1.8p23f;
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+          for (int j = 0; j < kLaneWords; j += 2)
+            mma_bytes(sums[step], codes.quad(w[0][j], plane, step),
+                      codes.quad(w[1][j], plane, step),
+                      kNext ? codes.quad(w[0][j + kNext], plane, step) : 0,
+                      kNext ? codes.quad(w[1][j + kNext], plane, step) : 0, b[i][j][step],
+                      b[i][j + kNext][step]);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        column[e] = plane == 0 ? C::total(sums, e) : fmaf(1.f / 128, C::total(sums, e), column[e]);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) v[r] = fmaf(worth[1], column[2 * r + 1], worth[0] * column[2 * r]);
   }
 
-  // For result e: which of the rows g and g + 8 of the weights, and x's sum over block i.
+  // For result e: which of the rows g and g + 8 of the weights, which half of a block's groups, and x's
+  // sum over block i.
   static __device__ constexpr int row(int e) { return e; }
+  static __device__ __forceinline__ int half(int) { return lane_id() % 4 / 2; }
   __device__ __forceinline__ float sum_of(int, int i) const { return sum[i]; }
 
   // Adds results to partial sums, at row g of the weights; the halves of the bytes apart.
   static __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
                                              const float (&v)[kResults], bool both_rows) {
     const int t = lane_id() % 4;
-    if (t >= 2 * rows) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (r > 0 && !both_rows) break;
+      const float both = kHalves ? v[r] + __shfl_xor_sync(both_rows ? ~0u : 15u, v[r], 2) : v[r];
+      if (t >= 2 * rows) continue;
       float& at = reinterpret_cast<float*>(to + t / 2 * column_size + 8 * r)[t % 2];
-      at = more ? at + v[r] : v[r];
+      at = more ? at + both : both;
     }
   }
 
@@ -128,11 +151,12 @@ class XInt8 {
   }
 
  private:
+  static constexpr bool kIsTable = kFormat == Format::kCodebook;
   static constexpr int kSteps = C::kSteps;                // of a word: registers of four codes
   static constexpr int kPieces = kSpanK / 256;            // of 16 bytes of x, that a lane copies
   static constexpr int kShare = kLaneWords * kSteps * 4;  // bytes of a plane and block for a lane
   // In a block the sums stay under 2^22.
-  static_assert(kSpanK / kBlocks * ((1 << kBits) - 1) * 128 < 1 << 22);
+  static_assert(kSpanK / kBlocks * ((1 << (kIsTable ? 7 : kBits)) - 1) * 128 < 1 << 22);
 
   // Lane (g, t) has byte g % 4 of row g / 4 of x, for words t * kLaneWords .. of each block.
   uint32_t b[kBlocks][kLaneWords][kSteps];
@@ -182,9 +206,10 @@ class XInt8 {
     uint32_t planes[4][kPieces * 2];
 #pragma unroll
     for (int r = 0; r < kPieces * 2; ++r) {
-      const int first = r / kSteps * kSteps * 4 + r % kSteps;  // of the codes of a register
-      const uint32_t a = bytes[first], b = bytes[first + kSteps], c = bytes[first + 2 * kSteps],
-                     d = bytes[first + 3 * kSteps];
+      const auto code = [&](int i) {
+        return bytes[r / kSteps * kSteps * 4 + C::code(r % kSteps, i)];
+      };
+      const uint32_t a = code(0), b = code(1), c = code(2), d = code(3);
       const uint32_t low[2] = {__byte_perm(a, b, 0x5140), __byte_perm(c, d, 0x5140)};
       const uint32_t high[2] = {__byte_perm(a, b, 0x7362), __byte_perm(c, d, 0x7362)};
       planes[0][r] = __byte_perm(low[0], low[1], 0x5410);

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int1() { return kWgmmaAnyRows<1>; }
+Rows wgmma_any_int1() { return kWgmmaAnyRows<Format::kAffine, 1>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int2() { return kWgmmaAnyRows<2>; }
+Rows wgmma_any_int2() { return kWgmmaAnyRows<Format::kAffine, 2>; }
 
 }  // namespace jaxgemv::cuda

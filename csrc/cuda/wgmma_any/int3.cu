@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int3() { return kWgmmaAnyRows<3>; }
+Rows wgmma_any_int3() { return kWgmmaAnyRows<Format::kAffine, 3>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int4() { return kWgmmaAnyRows<4>; }
+Rows wgmma_any_int4() { return kWgmmaAnyRows<Format::kAffine, 4>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int5() { return kWgmmaAnyRows<5>; }
+Rows wgmma_any_int5() { return kWgmmaAnyRows<Format::kAffine, 5>; }
 
 }  // namespace jaxgemv::cuda

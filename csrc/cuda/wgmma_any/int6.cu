@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int6() { return kWgmmaAnyRows<6>; }
+Rows wgmma_any_int6() { return kWgmmaAnyRows<Format::kAffine, 6>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int7() { return kWgmmaAnyRows<7>; }
+Rows wgmma_any_int7() { return kWgmmaAnyRows<Format::kAffine, 7>; }
 
 }  // namespace jaxgemv::cuda

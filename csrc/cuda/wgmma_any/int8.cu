@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int8() { return kWgmmaAnyRows<8>; }
+Rows wgmma_any_int8() { return kWgmmaAnyRows<Format::kAffine, 8>; }
 
 }  // namespace jaxgemv::cuda

@@ -13,11 +13,11 @@
 
 namespace jaxgemv::cuda::wgmma_any {
 
-template <int kBits, int kColumns>
-__global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
+template <Format kFormat, int kBits, int kColumns>
+__global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     gemv_wgmma_any(const Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Shape<kBits, kColumns>;
+  using S = Shape<kFormat, kBits, kColumns>;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float factors[kColumns];  // of the norm: sums of squares
   __shared__ uint64_t barriers[2 * S::kXStages];
@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
     return;
   }
   setmaxnreg_inc<S::kRegisters>();
-  Sums<kBits, kColumns> sums;
+  Sums<kFormat, kBits, kColumns> sums;
   if (quads > 0) {
+    sums.codes = {params.codebook, own.s};
     uint8_t* const ring = shared + warp * ring_bytes;
     Weights<S> weights(params, own.s, tile, place, share, own.first_unit, own.last_unit, ring);
     const auto begin = [&] {
@@ -69,8 +70,8 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
       for (int i = 0; i < S::kStages - 1; ++i) weights.next();
     };
     if (makes) {
-      make_records<Octet<kBits>>(params, own, x, own.first_unit * S::kQuads, quads, S::kConsumers,
-                                 begin);
+      make_records<Octets<kFormat, kBits>>(params, own, x, own.first_unit * S::kQuads, quads,
+                                           S::kConsumers, begin);
       fence_proxy();
       sync_threads(S::kConsumers);
     } else {
@@ -114,6 +115,7 @@ __global__ void __launch_bounds__(Shape<kBits, kColumns>::kThreads, 1)
     }
   }
 
+  sums.finish();
   if (are_complete(params)) return put_sums<S>(params, own, tile * params.across + place, sums.y);
   // The squares of this CTA's share, as put_results wants them.
   if (params.x.norm.data != nullptr)

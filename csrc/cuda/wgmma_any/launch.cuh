@@ -8,7 +8,7 @@
 
 namespace jaxgemv::cuda {
 
-template <int kBits>
+template <Format kFormat, int kBits>
 class WgmmaAnyOfWidth {
  public:
   static constexpr int kMostColumns = 128;
@@ -32,8 +32,8 @@ class WgmmaAnyOfWidth {
  private:
   template <int kColumns>
   struct Variant {
-    using S = wgmma_any::Shape<kBits, kColumns>;
-    static constexpr auto kKernel = wgmma_any::gemv_wgmma_any<kBits, kColumns>;
+    using S = wgmma_any::Shape<kFormat, kBits, kColumns>;
+    static constexpr auto kKernel = wgmma_any::gemv_wgmma_any<kFormat, kBits, kColumns>;
 
     // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, of a
     // CTA, of one in a cluster, of the kernel that makes the image, and of a record for every 16
@@ -80,7 +80,7 @@ class WgmmaAnyOfWidth {
                                                 mma_any::parts_of(problem, operands));
       p.tile_stride = p.tiles;
       if (!layout.makes) {
-        const cudaError_t status = mma_any::launch_image<Octet<kBits>>(
+        const cudaError_t status = mma_any::launch_image<Octets<kFormat, kBits>>(
             problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }
@@ -103,18 +103,21 @@ class WgmmaAnyOfWidth {
   }
 };
 
-template <int kBits, typename X>
-struct WgmmaAny : WgmmaAnyOfWidth<kBits> {
+template <Format kFormat, int kBits, typename X>
+struct WgmmaAny : WgmmaAnyOfWidth<kFormat, kBits> {
   // It could have a norm, an activation and a residual inside, as mma_any has: not yet tested.
   static constexpr KernelInfo kInfo{
-      "wgmma_any", Format::kAffine,
+      "wgmma_any", kFormat,
       kBits,       kDtypeOf<X>,
-      64,          kProductOperands | OperandSet::of(Operand::kOneByteScale)};
+      64,          with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
 };
 
-template <int kBits>
-inline constexpr Kernel kWgmmaAnyRows[] = {row<WgmmaAny<kBits, __half>>(),
-                                           row<WgmmaAny<kBits, __nv_bfloat16>>(),
-                                           row<WgmmaAny<kBits, float>>()};
+template <Format kFormat, int kBits>
+inline constexpr Kernel kWgmmaAnyPairs[] = {row<WgmmaAny<kFormat, kBits, __half>>(),
+                                            row<WgmmaAny<kFormat, kBits, __nv_bfloat16>>()};
+template <Format kFormat, int kBits>
+inline constexpr Kernel kWgmmaAnyRows[] = {row<WgmmaAny<kFormat, kBits, __half>>(),
+                                           row<WgmmaAny<kFormat, kBits, __nv_bfloat16>>(),
+                                           row<WgmmaAny<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

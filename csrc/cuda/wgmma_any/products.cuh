@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../common/hopper.cuh"
+#include "../common/table16.cuh"
 #include "../mma_any/weights.cuh"
 
 namespace jaxgemv::cuda::wgmma_any {
@@ -13,9 +14,10 @@ using namespace hopper;
 using namespace mma_any;
 
 // For up to kColumns columns of x. The sums, at the end, take the place of all else.
-template <int kBits, int kMostColumns>
+template <Format kFormat, int kBits, int kMostColumns>
 struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 4 != 0 ? 3 : 2> {
   using R = typename Shape::Ring;
+  static constexpr float kWorth = Octets<kFormat, kBits>::kWorth;  // of a sum
   static constexpr int kColumns = kMostColumns;
   static constexpr int kWarps = kColumns <= 64 ? 16 : 8, kGroups = kWarps / 4;  // of four warps
   static constexpr int kConsumers = 32 * kWarps, kThreads = kConsumers + 128;   // and to copy x
@@ -35,12 +37,13 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // The sums of a warp, rows g and g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
-template <int kBits, int kColumns>
+template <Format kFormat, int kBits, int kColumns>
 class Sums {
-  using S = Shape<kBits, kColumns>;
-  using C = Octet<kBits>;
+  using S = Shape<kFormat, kBits, kColumns>;
+  using C = Octets<kFormat, kBits>;
 
  public:
+  C codes;
   float y[kColumns / 2] = {};
 
   // Adds the products of the quad that begins at k, `words` behind both rows of this lane in the ring.
@@ -65,9 +68,11 @@ class Sums {
     };
     const uint8_t* meta = record + columns * (kQuadK * 2) + lane_meta_;
     const auto scale = [&](int i) {
-      const Terms terms =
+      Terms terms =
           scales.terms(window, inside, params.groups.of(k + i * (kQuadK / slots)) - first_group,
                        params.scales, params.shift);
+      if constexpr (kFormat == Format::kCodebook)
+        terms.c[0] = terms.f[0] * codes.least(), terms.c[1] = terms.f[1] * codes.least();
       wgmma_wait<0>();
       wgmma_done(dot_);
 #pragma unroll
@@ -78,35 +83,64 @@ class Sums {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int e = c / 2 * 4 + 2 * r + c % 2;
-          y[e] = fmaf(terms.f[r] * power, dot_[e], fmaf(terms.c[r], sum, y[e]));
+          if constexpr (C::kHasSums) y[e] = fmaf(terms.c[r], sum, y[e]);
+          y[e] = fmaf(terms.f[r] * power, dot_[e], y[e]);
         }
       }
     };
 
-    const auto load = [&](bool runs, int j, uint32_t (&a)[2][4]) {
-      load_octets<C>(rows, words, j, runs,
-                     [&](int h, uint32_t low, uint32_t high) { C::pairs(low, high, a[h]); });
+    const auto load = [&](bool runs, int j, int plane, uint32_t (&a)[2][4]) {
+      load_octets<C>(rows, words, j, runs, [&](int h, uint32_t low, uint32_t high) {
+        codes.decode(low, high, plane, a[h]);
+      });
     };
-    if (slots == 1) {
-      uint32_t a[2][2][4];
+    // Of planes the last first: its sums are worth less.
+    const auto of_planes = [&](auto&& add_products) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (j > 1) wgmma_wait<1>();
-        load(C::kRuns, j, a[j % 2]);
-        multiply(j, a[j % 2], j > 0);
+      for (int plane = C::kPlanes - 1; plane >= 0; --plane) {
+        if (!codes.has(plane)) continue;
+        const bool more = plane + 1 < C::kPlanes && codes.has(plane + 1);
+        add_products(plane, more);
+        if (plane == 0) break;
+        wgmma_wait<0>();
+        wgmma_done(dot_);
+#pragma unroll
+        for (float& dot : dot_) dot *= 1.f / 128;
       }
+    };
+
+    if (slots == 1) {
+      of_planes([&](int plane, bool more) {
+        constexpr int kOperands = C::kPlanes > 1 && kColumns == 64 ? 1 : 2;  // as registers allow
+        uint32_t a[kOperands][2][4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (j >= kOperands) wgmma_wait<kOperands - 1>();
+          load(C::kRuns, j, plane, a[j % kOperands]);
+          multiply(j, a[j % kOperands], more || j > 0);
+        }
+      });
       scale(0);
     } else {
 #pragma unroll 1
       for (int i = 0; i < slots; ++i) {
-        uint32_t a[2][4];
-        const int j = slots == 4 ? i : i / 2;
-        load(false, j, a);
-        if (slots == 8) keep_half(i % 2, a);
-        multiply(j, a, false);
+        of_planes([&](int plane, bool more) {
+          uint32_t a[2][4];
+          const int j = slots == 4 ? i : i / 2;
+          load(false, j, plane, a);
+          if (slots == 8) keep_half(i % 2, a);
+          multiply(j, a, more);
+        });
         scale(i);
       }
     }
+  }
+
+  // When all is added.
+  __device__ __forceinline__ void finish() {
+    if constexpr (kFormat == Format::kCodebook)
+#pragma unroll
+      for (float& sum : y) sum *= codes.unit();
   }
 
  private:

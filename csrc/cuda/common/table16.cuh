@@ -1,0 +1,146 @@
+// Tables of 16 entries in registers: two prmt find four entries, so that no code costs a load.
+#pragma once
+
+#include "formats.cuh"
+
+namespace jaxgemv::cuda {
+
+__device__ __forceinline__ uint32_t prmt(uint32_t low, uint32_t high, uint32_t nibbles) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(nibbles));
+  return bytes;
+}
+
+// Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128), planes of 7 bits.
+// Those of E2M1 are high alone. prmt takes a nibble's fourth bit to ask for the sign of an entry,
+// which is zero, so lookups in both halves of a plane are or-ed.
+class Table16 {
+ public:
+  static constexpr int kPlanes = 2;
+
+  Table16() = default;
+
+  // By a whole warp, of a stack's matrix s.
+  __device__ __forceinline__ Table16(const Param& table, Index s) {
+    const int lane = threadIdx.x % 32;
+    const float entry = load(table, s, lane % 16, 0);
+    float most = entry, least = entry, unit;
+#pragma unroll
+    for (int i = 1; i < 16; i *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+      least = fminf(least, __shfl_xor_sync(~0u, least, i));
+    }
+    const float range = most - least, above = entry - least;
+    const float finest = fmaxf(fmaxf(most, -least) * 0x1p-17f, 0x1p-126f);
+    // A power of two, if high is enough then.
+    unit = fmaxf(__uint_as_float(max(static_cast<int>(__float_as_uint(range) >> 23) - 6, 1) << 23),
+                 finest);
+    has_low_ = !__all_sync(~0u, above / unit == rintf(above / unit));
+    if (has_low_) unit = fmaxf(range / (16383.f / 128), finest);
+    const int fixed = min(__float2int_rn(above / unit * 128), 16383);
+    // Not of one entry alone: codes are not looked at again.
+    if (!__all_sync(~0u, fabsf(entry) < INFINITY) || !(range < INFINITY)) unit = NAN;
+    shared_facts()[0] = unit, shared_facts()[1] = least / unit;
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) {
+      uint32_t four = (p == 0 ? fixed >> 7 : fixed & 127) << (lane % 4 * 8);
+#pragma unroll
+      for (int i = 1; i < 4; i *= 2) four |= __shfl_xor_sync(~0u, four, i);
+      // Not by __reduce_or_sync, whose uniform registers would be copied for each prmt.
+#pragma unroll
+      for (int i = 0; i < 4; ++i) planes_[p][i] = __shfl_sync(~0u, four, 4 * i);
+    }
+  }
+
+  __device__ __forceinline__ bool has(int plane) const { return plane == 0 || has_low_; }
+  static __device__ __forceinline__ float unit() { return shared_facts()[0]; }
+  // To add to what every code stands for, in units.
+  static __device__ __forceinline__ float least() { return shared_facts()[1]; }
+
+  // Of four codes of a word, in order: the first, or the others.
+  __device__ __forceinline__ uint32_t look_up(uint32_t word, int plane, int half) const {
+    const uint32_t (&t)[4] = planes_[plane];
+    // A product for a shift: the units of shifts are busy.
+    const auto of_half = [&](uint32_t v) { return half ? __umulhi(v, 0x10000) : v; };
+    return prmt(t[0], t[1], of_half(word)) | prmt(t[2], t[3], of_half(word ^ 0x88888888u));
+  }
+
+ private:
+  uint32_t planes_[kPlanes][4];
+  bool has_low_;
+
+  // Rarely used, and registers are few. All warps write the same.
+  static __device__ __forceinline__ float* shared_facts() {
+    __shared__ float facts[2];
+    return facts;
+  }
+};
+
+// As codes.cuh has it.
+template <>
+struct Codes<Format::kCodebook, 4, int8_t> : Table16 {
+  using Table16::Table16;
+  static constexpr int kSteps = 2, kSums = 1;
+  static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
+  static __device__ constexpr int start(int) { return kMagic; }
+  __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step) const {
+    return look_up(word, plane, step);
+  }
+  static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
+    return float_of_magic(sums[0][e]);
+  }
+};
+
+// Bytes as subnormals.
+template <>
+struct Codes<Format::kCodebook, 4, __half> : Table16 {
+  using Table16::Table16;
+  static constexpr int kWordCodes = 8, kProducts = 2;
+  static constexpr float kWorth = 0x1p24f;
+  static __device__ constexpr int place(int) { return 0; }
+  static __device__ constexpr float worth(int) { return kWorth; }
+  static __device__ constexpr int code(int p, int half, int e) { return 4 * p + 2 * half + e; }
+  __device__ __forceinline__ uint32_t product(uint32_t word, int plane, int p, int half) const {
+    return __byte_perm(look_up(word, plane, p), 0, half ? 0x4342 : 0x4140);
+  }
+};
+
+// Octets as operand A of wgmma, plane by plane, as Decoder has them for mma.
+template <Format kFormat, int kBits>
+struct Octets : Decoder<kFormat, kBits>, Stateless {
+  using Base = Decoder<kFormat, kBits>;
+  using Base::unit;
+  static constexpr bool kHasSums = Base::kHasShift;
+  __device__ __forceinline__ Octets() : Base(nullptr) {}
+  __device__ __forceinline__ Octets(const Param&, Index) : Base(nullptr) {}
+  static __device__ __forceinline__ float least() { return 0; }
+  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, int,
+                                                uint32_t (&a)[4]) {
+    Base::decode(low, high, reinterpret_cast<uint32_t (&)[1][4]>(a));
+  }
+};
+template <>
+struct Octets<Format::kCodebook, 4> : Codes<Format::kCodebook, 4, __half> {
+  using Base = Codes<Format::kCodebook, 4, __half>;
+  using Base::Base;
+  static constexpr bool kHasSums = true;
+  static constexpr int kWidth = 4;
+  static constexpr bool kRuns = Octet<4>::kRuns;
+  static __device__ constexpr float worth(int) { return 1; }
+  static __device__ constexpr int code(int p, int e) { return Base::code(p / 2, p % 2, e); }
+  static __device__ __forceinline__ void load(const uint32_t* from, int t, uint32_t& low,
+                                              uint32_t& high) {
+    Octet<4>::load(from, t, low, high);
+  }
+  static __device__ __forceinline__ void of_run(const uint32_t* run, int j, uint32_t& low,
+                                                uint32_t& high) {
+    Octet<4>::of_run(run, j, low, high);
+  }
+  __device__ __forceinline__ void decode(uint32_t low, uint32_t, int plane,
+                                         uint32_t (&a)[4]) const {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) a[p] = product(low, plane, p / 2, p % 2);
+  }
+};
+
+}  // namespace jaxgemv::cuda
