@@ -253,7 +253,7 @@ def _arguments():
         "--shapes", "--only", type=_shapes, metavar="NxK,...", help="instead of the usual ones"
     )
     parser.add_argument("--rows", type=_numbers, metavar="M,...", help="rows of x (default: 1)")
-    parser.add_argument("--formats", type=words, metavar="NAME,...", help="int2, int4, int8, f16, bf16, f32")
+    parser.add_argument("--formats", type=words, metavar="NAME,...", help="int4, nf4, mxfp4, fp8, bf16 ...")
     parser.add_argument("--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA, torch, gemlite")
     parser.add_argument("--dtypes", type=words, metavar="NAME,...", help="of x: float16, bfloat16, float32")
     parser.add_argument("--grid", action="store_true", help="many kinds of products, beside XLA's dense one")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgemv
+from jaxgemv._formats import FORMATS
 
 SHAPES = {  # N x K
     "gpu": (
@@ -77,6 +78,21 @@ def _quantized(seed, n, k, dtype, *, bits, group=None):
     return jaxgemv.QuantizedTensor(packed=words, scale=scale, zero=zero, bits=bits, group_size=group, k=k)
 
 
+@partial(jax.jit, static_argnames=("n", "k", "dtype", "format"))
+def _formatted(seed, n, k, dtype, *, format):
+    """Random codes of a format with a name, and scales in its dtype, or float32. float8 codes are never NaN."""
+    of = FORMATS[format]
+    shape = (n,) if of.group_size is None else (n, -(-k // of.group_size))
+    scale = jax.random.uniform(_key(seed), shape, minval=0.5, maxval=1.5).astype(of.scale_dtype or "float32")
+    if of.codebook is None:
+        codes = jax.random.bits(_key(seed), (n, k), jnp.uint8) & 0xF7
+        return jaxgemv.QuantizedTensor(
+            packed=jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn), scale=scale
+        )
+    words = _random_words(seed, (n, k * of.bits // 32))
+    return jaxgemv.QuantizedTensor(packed=words, scale=scale, codebook=jnp.asarray(of.values), bits=of.bits)
+
+
 @partial(jax.jit, static_argnames=("n", "k", "dtype"))
 def _matrix(seed, n, k, dtype):
     return jax.random.normal(_key(seed), (n, k), dtype)
@@ -135,6 +151,7 @@ SYSTEMS = (
     _jaxgemv("int4 g128", _QUANTIZED_X, partial(_quantized, bits=4, group=128)),
     _jaxgemv("int8", _QUANTIZED_X, partial(_quantized, bits=8)),
     _jaxgemv("int2 g128", {"gpu": ("float16", "bfloat16")}, partial(_quantized, bits=2, group=128)),
+    *(_jaxgemv(name, _BF16 | {"cpu": ("float32",)}, partial(_formatted, format=name)) for name in FORMATS),
     _jaxgemv("f16", _F16, _matrix),
     _jaxgemv("bf16", _BF16, _matrix),
     System("XLA", "f32", {"cpu": ("float32",)}, _matrix, dot),

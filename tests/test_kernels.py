@@ -358,6 +358,18 @@ CHOSEN_TRANSPOSED = [
 ]
 
 
+CHOSEN_FORMATS = [
+    ("cpu", ("codebook", 4), "float32", Case(1, 64, 1024, 64), "f32_dot f32_panel"),
+    ("cuda", ("codebook", 4), "bfloat16", Case(1, 4096, 1024, 64, scale="float32"), "stream"),
+    ("cuda", ("codebook", 4), "float16", Case(8, 4096, 1024, 16, scale="float8_e4m3fn"), "stream"),
+    ("cuda", ("codebook", 4), "bfloat16", Case(40, 4096, 1024, 32), "wgmma_any mma_any"),
+    ("cuda", ("codebook", 4), "float32", Case(1, 4096, 1024, 64), "mma_any"),
+    ("cuda", ("codebook", 3), "float16", Case(1, 256, 1024, 64), "simt"),
+    ("cuda", ("float8_e4m3fn", 8), "bfloat16", Case(16, 4096, 1024, "row", scale="float32"), "stream"),
+    ("cuda", ("float8_e5m2", 8), "float32", Case(16, 4096, 1024, "row"), "wgmma_any mma_any"),
+]
+
+
 def chosen(rows):
     return pytest.mark.parametrize(
         ("backend", "bits", "x", "case", "names"),
@@ -367,8 +379,8 @@ def chosen(rows):
     )
 
 
-def expected(backend: str, bits: int, x: str, names: str, transposed: bool = False) -> str:
-    there = {k.name for k in backends[backend].find(bits, x, transposed)}
+def expected(backend: str, bits: int, x: str, names: str, transposed: bool = False, format="affine") -> str:
+    there = {k.name for k in backends[backend].find(bits, x, transposed, format)}
     if backend == "cuda" and not jnp.zeros(()).device.compute_capability.startswith("9."):
         there -= HOPPER
     return next(name for name in names.split() if name in there)
@@ -379,6 +391,14 @@ def test_chosen(backend, bits, x, case, names, rng):
     p = make(rng, bits, x, case)
     jax.block_until_ready(gemv(p.x, p.tensor, implementation=backend))
     assert last_kernel(backend) == expected(backend, bits, x, names)
+
+
+@chosen(CHOSEN_FORMATS)
+def test_format_chosen(backend, bits, x, case, names, rng):
+    format, bits = bits
+    p = make(rng, bits, x, case, format=format)
+    jax.block_until_ready(gemv(p.x, p.tensor, implementation=backend))
+    assert last_kernel(backend) == expected(backend, bits, x, names, format=format)
 
 
 @chosen(CHOSEN_TRANSPOSED)

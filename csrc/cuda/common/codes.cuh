@@ -111,10 +111,10 @@ __device__ __forceinline__ float float_of_magic(int sum) { return __int_as_float
 template <int kBits>
 struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
   using Stateless::Stateless;
-  static constexpr int kSteps = 8 / kBits, kSums = kSteps;
+  static constexpr int kSteps = 8 / kBits, kSums = kSteps, kParts = 1;
   static __device__ constexpr int code(int step, int i) { return step + kSteps * i; }
   static __device__ constexpr int start(int sum) { return sum == 0 ? kMagic : 0; }
-  static __device__ __forceinline__ uint32_t quad(uint32_t word, int, int step) {
+  static __device__ __forceinline__ uint32_t quad(uint32_t word, int, int step, int = 0) {
     constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
     return kBits == 8 ? word : word & kMask << (kBits * step);
   }

@@ -41,7 +41,8 @@ struct Float8Codes {
   }
   __device__ __forceinline__ float value(uint64_t octet, int i) const {
     const uint32_t byte = static_cast<uint32_t>(code_of<8>(octet, i));
-    return __uint_as_float(kFormat == Format::kE4M3 ? bits_of_e4m3(byte) : bits_of_e5m2(byte));
+    if constexpr (kFormat == Format::kE4M3) return float_of_byte(byte, Dtype::kE4M3);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(byte << 8)));
   }
 };
 template <>

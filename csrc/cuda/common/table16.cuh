@@ -13,7 +13,7 @@ __device__ __forceinline__ uint32_t prmt(uint32_t low, uint32_t high, uint32_t n
 
 // Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128), planes of 7 bits.
 // Those of E2M1 are high alone. prmt takes a nibble's fourth bit to ask for the sign of an entry,
-// which is zero, so lookups in both halves of a plane are or-ed.
+// which is zero, so lookups in both halves of a plane add up.
 class Table16 {
  public:
   static constexpr int kPlanes = 2;
@@ -57,12 +57,16 @@ class Table16 {
   // To add to what every code stands for, in units.
   static __device__ __forceinline__ float least() { return shared_facts()[1]; }
 
-  // Of four codes of a word, in order: the first, or the others.
-  __device__ __forceinline__ uint32_t look_up(uint32_t word, int plane, int half) const {
-    const uint32_t (&t)[4] = planes_[plane];
+  // Of four codes of a word, in order: the first, or the others. Zeros for codes of 8 and more, and in
+  // the other part for those below.
+  __device__ __forceinline__ uint32_t part_of(uint32_t word, int plane, int half, int part) const {
+    const uint32_t codes = part ? word ^ 0x88888888u : word;
     // A product for a shift: the units of shifts are busy.
-    const auto of_half = [&](uint32_t v) { return half ? __umulhi(v, 0x10000) : v; };
-    return prmt(t[0], t[1], of_half(word)) | prmt(t[2], t[3], of_half(word ^ 0x88888888u));
+    return prmt(planes_[plane][2 * part], planes_[plane][2 * part + 1],
+                half ? __umulhi(codes, 0x10000) : codes);
+  }
+  __device__ __forceinline__ uint32_t look_up(uint32_t word, int plane, int half) const {
+    return part_of(word, plane, half, 0) | part_of(word, plane, half, 1);
   }
 
  private:
@@ -80,11 +84,11 @@ class Table16 {
 template <>
 struct Codes<Format::kCodebook, 4, int8_t> : Table16 {
   using Table16::Table16;
-  static constexpr int kSteps = 2, kSums = 1;
+  static constexpr int kSteps = 2, kSums = 1, kParts = 2;  // whose products add up
   static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
   static __device__ constexpr int start(int) { return kMagic; }
-  __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step) const {
-    return look_up(word, plane, step);
+  __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step, int part) const {
+    return part_of(word, plane, step, part);
   }
   static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
     return float_of_magic(sums[0][e]);

@@ -39,10 +39,11 @@ struct SpanShape {
   // architecture. Fewer words are more blocks and sums.
   using Warps = std::array<int, 3>;
   static constexpr bool kPlain = kParts == Parts::kNone;
-  static constexpr Warps kWarps = kRows <= 2 ? (kBits == 4   ? Warps{8, kPlain ? 16 : 12, 16}
-                                                : kBits == 8 ? Warps{12, 12, 16}
-                                                : kPlain     ? Warps{12, 16, 16}
-                                                             : Warps{8, 16, 16})
+  static constexpr Warps kWarps = kIsTable && kRows <= 2 ? Warps{16, 16, 16}
+                                  : kRows <= 2 ? (kBits == 4   ? Warps{8, kPlain ? 16 : 12, 16}
+                                                  : kBits == 8 ? Warps{12, 12, 16}
+                                                  : kPlain     ? Warps{12, 16, 16}
+                                                               : Warps{8, 16, 16})
                                   : kBits != 4 || kTwice ? Warps{8, 8, 8}
                                   : kRows == 8           ? Warps{8, 12, 16}
                                                          : Warps{8, 8, kPlain ? 12 : 8};

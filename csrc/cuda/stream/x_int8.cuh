@@ -102,9 +102,11 @@ class XInt8 {
       if constexpr (C::kSums < kSteps) {  // an mma takes both steps of a word
 #pragma unroll
         for (int j = 0; j < kLaneWords; ++j)
-          mma_bytes(sums[0], codes.quad(w[0][j], plane, 0), codes.quad(w[1][j], plane, 0),
-                    codes.quad(w[0][j], plane, 1), codes.quad(w[1][j], plane, 1), b[i][j][0],
-                    b[i][j][kSteps - 1]);
+#pragma unroll
+          for (int part = 0; part < C::kParts; ++part)
+            mma_bytes(sums[0], codes.quad(w[0][j], plane, 0, part),
+                      codes.quad(w[1][j], plane, 0, part), codes.quad(w[0][j], plane, 1, part),
+                      codes.quad(w[1][j], plane, 1, part), b[i][j][0], b[i][j][kSteps - 1]);
       } else {  // or one of two words
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
