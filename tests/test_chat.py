@@ -187,7 +187,7 @@ def test_conversation(example, on_cpu, rng, tmp_path, monkeypatch, capsys):
     """Two turns, in a cache that grows; what the model has read is the conversation."""
     write(tmp_path / "m.gguf", "llama", rng)
     chat = example("chat")
-    monkeypatch.setattr(chat, "FIRST", 16)
+    monkeypatch.setattr(chat.decode, "FIRST", 16)
     lines, talks, make = iter(["hello", "and you?", ""]), [], chat.Conversation
     monkeypatch.setattr(chat.console, "input", lambda *_: next(lines))
     monkeypatch.setattr(chat, "Conversation", lambda *of: talks.append(make(*of)) or talks[0])
@@ -195,16 +195,16 @@ def test_conversation(example, on_cpu, rng, tmp_path, monkeypatch, capsys):
     chat.main()
     (talk,) = talks
     assert [m["role"] for m in talk.messages] == ["user", "assistant"] * 2
-    whole = talk.model.tokenizer.chat(talk.messages[:-1])
-    assert talk.seen[: len(whole)] == whole
-    assert len(talk.seen) <= talk.size
+    whole = talk.tokenizer.chat(talk.messages[:-1])
+    assert talk.decoder.seen[: len(whole)] == whole
+    assert 16 < len(talk.decoder.seen) <= talk.decoder.size
     out = capsys.readouterr().out
     assert all(m["content"] in out for m in talk.messages if m["role"] == "assistant")
 
 
 def test_sampling_keeps_to_the_likely(example, on_cpu, rng, tmp_path):
     write(tmp_path / "m.gguf", "llama", rng)
-    chat, checkpoints, model = example("chat"), example("checkpoints"), example("model")
+    decode, checkpoints, model = example("decode"), example("checkpoints"), example("model")
     params, config, _ = checkpoints.open_model(tmp_path / "m.gguf", jnp.float32)
     tokens = jnp.asarray([3, 200, 7])
     forward = jax.jit(model.forward, static_argnames=("config", "linear"))
@@ -215,8 +215,8 @@ def test_sampling_keeps_to_the_likely(example, on_cpu, rng, tmp_path):
     for seed in range(5):
         cache = model.empty_cache(params, config, size=16)
         key = jax.random.key(seed)
-        token, _ = chat.step(params, tokens, jnp.int32(3), jnp.int32(0), cache, key, 0.7, 0.2, config, False)
-        assert int(token) in allowed
+        token, *_ = decode.step(params, tokens, jnp.int32(3), jnp.int32(0), cache, key, 0.7, 0.2, config)
+        assert int(token[0]) in allowed
 
 
 def test_tokens(example, rng, tmp_path):
