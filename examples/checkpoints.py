@@ -107,16 +107,17 @@ def open_model(path, dtype, *, context: int = 2048, weights: dict | None = None)
     load = functools.partial(
         _load, checkpoint, dtype=dtype, weights=weights, norms_lack_one=is_gemma and not is_gguf
     )
-    params = {ours: load(name) for ours, name in top.items()}
+    params = {ours: jax.device_put(load(name)) for ours, name in top.items()}
     if not is_gguf and (factors := configs.rope_factors(checkpoint.config, config)) is not None:
         params["rope_factors"] = jnp.asarray(factors)
     entries = checkpoint.entries
     if not is_gemma and all(len({entries[name][:2] for name in names}) == 1 for names in of_layer.values()):
         # A loop over layers that are alike compiles sooner. Two copies at a time of one kind of matrix, not of all.
-        params["layers"] = {ours: model.stack([load(n) for n in names]) for ours, names in of_layer.items()}
+        params["layers"] = {ours: _stacked(map(load, names)) for ours, names in of_layer.items()}
     else:
         params["layers"] = [
-            {ours: load(names[i]) for ours, names in of_layer.items()} for i in range(config.n_layers)
+            {ours: jax.device_put(load(names[i])) for ours, names in of_layer.items()}
+            for i in range(config.n_layers)
         ]
     config = dataclasses.replace(config, tied="head" not in params)
     tokenizer = tokens.of_gguf(checkpoint.metadata) if is_gguf else tokens.of_folder(path)
@@ -151,12 +152,21 @@ def _load(checkpoint, name: str, *, dtype, weights: dict | None, norms_lack_one:
     """Codes as they are, or made of all matrices; vectors and dense matrices in the model's dtype."""
     w = checkpoint[name]
     if w.ndim == 1:
-        is_factor = name == "rope_freqs.weight"
-        return jnp.asarray(w.astype(np.float32) + norms_lack_one, jnp.float32 if is_factor else dtype)
+        dtype = np.float32 if name == "rope_freqs.weight" else dtype
+        return (w.astype(np.float32) + norms_lack_one).astype(dtype)
     if weights is not None:
         dense = w.dequantize(dtype) if isinstance(w, QuantizedTensor) else jnp.asarray(w, dtype)
         return quantize(dense, **weights)
-    return jax.device_put(w) if isinstance(w, QuantizedTensor) else jnp.asarray(w, dtype)
+    return w if isinstance(w, QuantizedTensor) else np.asarray(w, dtype)
+
+
+def _stacked(layers):
+    """On the device, from where they are: a stack made there would be compiled for each shape."""
+
+    def stack(*each):
+        return jax.device_put(np.stack(each)) if isinstance(each[0], np.ndarray) else jnp.stack(each)
+
+    return jax.tree.map(stack, *layers)
 
 
 def _backbone(checkpoint) -> str:

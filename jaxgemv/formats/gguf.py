@@ -88,7 +88,7 @@ class _Reader:
     """Reads what comes next, if there is enough left."""
 
     def __init__(self, path: Path, memory: mmap.mmap):
-        self.path, self.at = path, 0
+        self.path, self.memory, self.at = path, memory, 0
         self.bytes = np.frombuffer(memory, np.uint8)
 
     def error(self, what: str, expected, got) -> ValueError:
@@ -124,6 +124,18 @@ class _Reader:
         text = self.take(self.number("<u8", what), what).tobytes()
         return text.decode("utf-8", errors="replace")
 
+    def strings(self, count: int, what: str) -> list[str]:
+        """As `string`, in a third of the time: a tokenizer has a hundred thousand."""
+        found, memory, at = [], self.memory, self.at
+        for _ in range(count):
+            end = at + 8 + int.from_bytes(memory[at : at + 8], "little")
+            if end > len(memory):
+                raise self.error(what, f"within the file of {len(memory)} bytes", f"a string up to {end}")
+            found.append(memory[at + 8 : end].decode("utf-8", errors="replace"))
+            at = end
+        self.at = at
+        return found
+
     def value(self, what: str, depth: int = 0) -> Any:
         return self.of_type(self.number("<u4", what), what, depth)
 
@@ -142,6 +154,8 @@ class _Reader:
             return self.take(count * dtype.itemsize, what).view(dtype)
         if count * 8 > len(self.bytes) - self.at:
             raise self.error(what, "an array within the file", f"{count} elements")
+        if inner == _STRING:
+            return self.strings(count, what)
         return [self.of_type(inner, what, depth + 1) for _ in range(count)]
 
     def info(self) -> _Info:
