@@ -1,5 +1,7 @@
 """examples/chat.py: small GGUF files of every architecture, their logits against numpy's, and a conversation."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -142,26 +144,86 @@ def test_unknown(example, rng, tmp_path):
         example("checkpoints").open_model(tmp_path / "m.gguf", jnp.float32)
 
 
-def test_default_model(example, on_cpu, monkeypatch, capsys):
+@pytest.fixture
+def default_model(example):
+    try:
+        return example("checkpoints").default_model()
+    except OSError as error:
+        pytest.skip(str(error))
+
+
+def test_default_model(default_model, example, on_cpu, monkeypatch, capsys):
     """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart).
 
     llama.cpp: ik-llama-cpp-python 0.1.5, one token at a time.
     """
     checkpoints, chat, model = example("checkpoints"), example("chat"), example("model")
-    try:
-        path = checkpoints.default_model()
-    except OSError as error:
-        pytest.skip(str(error))
     question = "What is the capital of France?"
     monkeypatch.setattr(sys, "argv", ["chat.py", "--context", "256", question])
     chat.main()
     assert capsys.readouterr().out.endswith("The capital of France is Paris.\n")
 
-    params, config, tokenizer = checkpoints.open_model(path, jnp.float32)
+    params, config, tokenizer = checkpoints.open_model(default_model, jnp.float32)
     text = (Path(__file__).parent.parent / "LICENSE").read_text()[:3000]
-    ids = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids[:512]
+    ids = tokenizer.ids(text)[:512]
     y, _ = jax.jit(model.forward, static_argnames=("config", "linear"))(
         params, jnp.asarray(ids), config, gemv
     )
     log_p = np.asarray(jax.nn.log_softmax(y[:-1]))[np.arange(511), ids[1:]]
     np.testing.assert_allclose(-log_p.mean(), 2.76624, rtol=0.005)
+
+
+def as_mlx_folder(file: Path, folder: Path, example):
+    """The same weights as MLX and Hugging Face have them: Q4_1 is its affine form, codes and numbers as they are."""
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    checkpoints, formats = example("checkpoints"), pytest.importorskip("jaxgemv.formats")
+    checkpoint = formats.open(file)
+    get = checkpoint.config.__getitem__
+    heads = {"q": get("attention.head_count"), "k": get("attention.head_count_kv")}
+    names = {ours: theirs for _, ours, theirs in (*checkpoints.TOP[:2], *checkpoints.LAYER)}
+    tensors = {}
+    for name in checkpoint:
+        block = re.match(r"blk\.(\d+)\.", name)
+        prefix = "model." if block is None else f"model.layers.{block[1]}."
+        prefix += names[name.removeprefix(block[0] if block else "")].removesuffix(".weight")
+        w = checkpoint[name]
+        if w.ndim == 1:
+            tensors[f"{prefix}.weight"] = w
+            continue
+        offset = w.offset if w.offset is not None else -128 * w.scale.astype(np.float32)
+        parts = {
+            "weight": w.packed,
+            "scales": w.scale.astype(np.float32),
+            "biases": offset.astype(np.float32),
+        }
+        for suffix, a in parts.items():
+            if (which := prefix[-6]) in heads and prefix.endswith("_proj"):  # neighbours become halves again
+                a = a.reshape(heads[which], -1, 2, a.shape[-1]).swapaxes(1, 2).reshape(a.shape)
+            tensors[f"{prefix}.{suffix}"] = np.ascontiguousarray(a)
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "model_type": "llama", "hidden_size": get("embedding_length"), "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads["q"], "num_key_value_heads": heads["k"], "rope_theta": get("rope.freq_base"),
+        "intermediate_size": get("feed_forward_length"), "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+    }  # fmt: skip
+    eight = {"bits": 8, "group_size": 32}
+    config["quantization"] = {"bits": 4, "group_size": 32, "model.embed_tokens": eight}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = example("tokens").of_gguf(checkpoint.metadata)
+    tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+    said = {"chat_template": tokenizer.template, **tokenizer.special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+
+
+def test_default_model_as_a_folder(default_model, example, on_cpu, tmp_path, monkeypatch, capsys):
+    """A real model in Hugging Face's layout says the same, word by word."""
+    as_mlx_folder(default_model, tmp_path, example)
+    chat, answers = example("chat"), []
+    question = "Name three colours of the rainbow."
+    for path in (default_model, tmp_path):
+        options = ["--model", str(path), "--context", "256", "--tokens", "24", question]
+        monkeypatch.setattr(sys, "argv", ["chat.py", *options])
+        chat.main()
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert len(answers[0].split()) > 8
