@@ -93,7 +93,10 @@ def main():
         return llama.write(b"def main(", seed=args.seed)
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     weights = checkpoints.WEIGHTS[args.weights]
-    of = checkpoints.open_model(path, dtype, context=args.context, weights=weights)
+    try:
+        of = checkpoints.open_model(path, dtype, context=args.context, weights=weights)
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise SystemExit(f"chat: {error}") from None
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(of.params)) / 1e6
     seconds = time.perf_counter() - start
     console.print(f"[dim]{path.name}: {size:.0f} MB of weights, opened in {seconds:.1f} s[/dim]")

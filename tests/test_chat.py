@@ -138,10 +138,16 @@ def test_sentence_piece(example):
     assert tokenizer.chat([{"role": "user", "content": "ab"}])[0] == 1
 
 
-def test_unknown(example, rng, tmp_path):
+def test_unknown(example, rng, tmp_path, monkeypatch):
+    """One line says so."""
     write(tmp_path / "m.gguf", "falcon", rng)
-    with pytest.raises(ValueError, match="the model must be one of llama, qwen2, qwen3, gemma3; got falcon"):
-        example("checkpoints").open_model(tmp_path / "m.gguf", jnp.float32)
+    for name, match in (
+        ("m.gguf", "chat: the model must be one of llama, qwen2, qwen3, gemma3; got falcon"),
+        ("gone.gguf", r"chat: .*there is no .*gone\.gguf"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["chat.py", "--model", str(tmp_path / name), "Hello"])
+        with pytest.raises(SystemExit, match=match):
+            example("chat").main()
 
 
 @pytest.fixture
