@@ -52,9 +52,10 @@ def test_codes_stay_codes(example, on_cpu, rng, tmp_path):
     forward = jax.jit(model.forward, static_argnames=("config", "linear"))
     y, _ = forward(params, tokens, config, gemv)
     np.testing.assert_allclose(y, expected, atol=1e-3 * np.abs(expected).max())
+    eight = {"bits": 8, "group_size": 32}
     params, config, _ = checkpoints.open_model(
-        tmp_path / "m.gguf", jnp.float32, weights={"bits": 8, "group_size": 32}
-    )
+        tmp_path, jnp.float32, weights=eight
+    )  # the folder with the file
     y, _ = forward(params, tokens, config, gemv)
     np.testing.assert_allclose(y, expected, atol=3e-2 * np.abs(expected).max())
 
