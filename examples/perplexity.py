@@ -7,7 +7,6 @@ figure for the same file and tokens is beside ours; it rounds x to int8, and key
 """
 
 import argparse
-import functools
 import pathlib
 import pydoc_data.topics
 
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import model
 import numpy as np
-from chat import WEIGHTS
+import tokens
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,27 +27,25 @@ WINDOW, STRIDE = 512, 256  # tokens that are read, of which the last are scored
 console = Console()
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def nats(params, window, config):
-    """Of the last STRIDE tokens of a window (WINDOW + 1,), together."""
-    logits, _ = model.forward(params, window[:-1], config, gemv)
-    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), window[1:, None], axis=-1)
-    return -jnp.sum(log_p[-STRIDE:])
+bits = jax.jit(model.bits, static_argnames=("config", "linear", "stride"))
 
 
-def windows_of(ids: list[int], count: int) -> np.ndarray:
+def windows_of(tokenizer: tokens.Tokenizer, text: str, count: int) -> np.ndarray:
+    """(windows, WINDOW + 1), of which each begins as the model's texts do."""
+    ids, first = tokenizer.ids(text), tokenizer.ids(tokenizer.first)
     starts = range(0, len(ids) - WINDOW, STRIDE)[:count]
     if not starts:
         raise SystemExit(f"perplexity: the text must have more than {WINDOW} tokens; got {len(ids)}")
-    return np.array([ids[i : i + WINDOW + 1] for i in starts], np.int32)
+    return np.array([first + ids[i + len(first) : i + WINDOW + 1] for i in starts], np.int32)
 
 
 def bits_per_byte(of: checkpoints.Model, windows: np.ndarray, title: str) -> float:
+    """Of the last STRIDE tokens of each window, which no other has among its last."""
     each = (
-        nats(of.params, jnp.asarray(w), of.config)
+        bits(of.params, jnp.asarray(w), config=of.config, linear=gemv, stride=STRIDE)
         for w in track(windows, title, console=console, transient=True)
     )
-    return sum(map(float, each)) / np.log(2) / scored_bytes(of, windows)
+    return sum(map(float, each)) * STRIDE / scored_bytes(of, windows)
 
 
 def scored_bytes(of: checkpoints.Model, windows: np.ndarray) -> int:
@@ -88,7 +85,8 @@ def main():
     parser.add_argument("--model", help="a GGUF file, or a folder; the default model of chat.py otherwise")
     parser.add_argument("--text", type=pathlib.Path, help="a file of text")
     parser.add_argument("--windows", type=int, default=16, help=f"of {STRIDE} tokens each")
-    parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
+    kinds = {"nargs": "+", "choices": checkpoints.WEIGHTS}
+    parser.add_argument("--weights", **kinds, default=["native", "int8", "int4", "nf4"])
     args = parser.parse_args()
 
     path = pathlib.Path(args.model) if args.model else checkpoints.default_model()
@@ -97,10 +95,9 @@ def main():
     table = Table("weights", "MB", "bits/byte", title=path.name)
     windows = of = None
     for kind in args.weights:
-        of = checkpoints.open_model(path, dtype, context=WINDOW, weights=WEIGHTS[kind])
+        of = checkpoints.open_model(path, dtype, context=WINDOW, weights=checkpoints.WEIGHTS[kind])
         if windows is None:
-            ids = of.tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
-            windows = windows_of(ids, args.windows)
+            windows = windows_of(of.tokenizer, text, args.windows)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(of.params)) / 1e6
         table.add_row(kind, f"{size:.0f}", f"{bits_per_byte(of, windows, kind):.4f}")
     if path.is_file() and (theirs := llama_cpp(path, of, windows)) is not None:

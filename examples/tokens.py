@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jinja2
+import templates
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
@@ -24,38 +24,36 @@ STOPS = "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|endof
 
 
 class Tokenizer(NamedTuple):
+    """special: what templates call the tokens that mean something, bos_token and others, and their texts."""
+
     tokenizer: tokenizers.Tokenizer
     template: str | None
+    special: dict[str, str]
     first: str  # before all text, or ""
     stops: frozenset[int]
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def chat(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids of a conversation, up to where the model answers."""
         if self.template is None:
             text = "".join(message["content"] + "\n" for message in messages)
         else:
-            environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-            environment.globals["raise_exception"] = _refuse
-            text = environment.from_string(self.template).render(
-                messages=messages, add_generation_prompt=True, bos_token=self.first, eos_token=""
-            )
-        if self.first and not text.startswith(self.first):
-            text = self.first + text
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+            text = templates.render(self.template, messages, self.special)
+        return self.ids(text if text.startswith(self.first) else self.first + text)
 
     def text(self, ids: Iterable[int]) -> Iterator[str]:
         """What is new with each id; characters of several tokens come with the last of these."""
-        seen, done = [], ""
+        seen, done, now = [], "", ""
         for each in ids:
             seen.append(each)
             now = self.tokenizer.decode(seen)
             if not now.endswith("\ufffd"):
                 yield now[len(done) :]
                 done = now
-
-
-def _refuse(message: str):
-    raise ValueError(f"the model's chat template says: {message}")
+        if now != done:  # a character that was cut
+            yield now[len(done) :]
 
 
 def of_gguf(metadata: dict[str, Any]) -> Tokenizer:
@@ -75,10 +73,13 @@ def of_gguf(metadata: dict[str, Any]) -> Tokenizer:
     tokenizer.add_tokens(
         [AddedToken(text, normalized=False) for text, kind in zip(vocabulary, kinds) if kind == USER_DEFINED]
     )
+    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: get(f"{key}_token_id") for name, key in named.items()}
+    special = {name: vocabulary[i] for name, i in ids.items() if i is not None and i < len(vocabulary)}
     adds_first = get("add_bos_token", get("model") == "llama" or get("pre") == "llama-bpe")
-    first = vocabulary[get("bos_token_id")] if adds_first and get("bos_token_id") is not None else ""
-    stops = {get("eos_token_id"), get("eot_token_id"), *map(tokenizer.token_to_id, STOPS)} - {None}
-    return Tokenizer(tokenizer, metadata.get("tokenizer.chat_template"), first, frozenset(stops))
+    first = special.get("bos_token", "") if adds_first else ""
+    stops = {ids["eos_token"], get("eot_token_id"), *map(tokenizer.token_to_id, STOPS)} - {None}
+    return Tokenizer(tokenizer, metadata.get("tokenizer.chat_template"), special, first, frozenset(stops))
 
 
 def _byte_level(vocabulary: list[str], get) -> tokenizers.Tokenizer:
@@ -121,12 +122,27 @@ def _sentence_piece(vocabulary: list[str], get) -> tokenizers.Tokenizer:
 
 def of_folder(path: pathlib.Path) -> Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-    config = path / "tokenizer_config.json"
-    said = json.loads(config.read_text()) if config.exists() else {}
-    text_of = lambda token: token["content"] if isinstance(token, dict) else token  # noqa: E731
+    said, generation = (_read(path / f"{name}.json") for name in ("tokenizer_config", "generation_config"))
+    special = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in (_read(path / "special_tokens_map.json") | said).items()
+        if name.endswith("_token") and isinstance(token, dict | str)
+    }
     template = path / "chat_template.jinja"
-    template = template.read_text() if template.exists() else said.get("chat_template")
-    first = text_of(said.get("bos_token")) or "" if said.get("add_bos_token", False) else ""
-    ends = (text_of(said.get("eos_token")), *STOPS)
-    stops = {tokenizer.token_to_id(text) for text in ends if text} - {None}
-    return Tokenizer(tokenizer, template, first, frozenset(stops))
+    template = template.read_text() if template.exists() else templates.chosen(said.get("chat_template"))
+    ends = generation.get("eos_token_id")
+    stops = {tokenizer.token_to_id(text) for text in (special.get("eos_token", ""), *STOPS)} - {None}
+    stops |= set(ends if isinstance(ends, list) else [ends] if ends is not None else [])
+    first = special.get("bos_token", "") if _begins(tokenizer, special.get("bos_token"), said) else ""
+    return Tokenizer(tokenizer, template, special, first, frozenset(stops))
+
+
+def _begins(tokenizer: tokenizers.Tokenizer, first: str | None, said: dict[str, Any]) -> bool:
+    """Whether text begins with the token `first`: as the config says, or else as the tokenizer does."""
+    if "add_bos_token" in said:
+        return bool(said["add_bos_token"])
+    return first is not None and tokenizer.encode("a").ids[:1] == [tokenizer.token_to_id(first)]
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -11,6 +11,7 @@ import functools
 import platform
 
 import corpus
+import embedded
 import jax
 import jax.numpy as jnp
 import model
@@ -23,7 +24,7 @@ STRIDE = 256  # of each held-out window, the bytes that are scored
 
 def init(key, config):
     """Normal weights of standard deviation 0.02, less for what adds to the residual; norms 1."""
-    paths, structure = jax.tree.flatten_with_path(model.shapes(config))
+    paths, structure = jax.tree.flatten_with_path(embedded.shapes(config))
     leaves = []
     for i, (path, leaf) in enumerate(paths):
         std = 0.02 / (2 * config.n_layers) ** 0.5 if path[-1].key in ("out", "down") else 0.02
@@ -76,7 +77,7 @@ def train_steps(state, text, config, optimizer, batch):
 
 @functools.partial(jax.jit, static_argnames="config")
 def held_out(params, windows, config):
-    return model.bits_per_byte(half(params), windows, config, linear, STRIDE)
+    return model.mean_bits(half(params), windows, config, linear, STRIDE)
 
 
 def main():
@@ -128,7 +129,7 @@ def main():
         "python": platform.python_version(),
         "license": corpus.LICENSE,
     }
-    model.save(args["out"], half(state[0]), config, metadata)
+    embedded.save(args["out"], half(state[0]), config, metadata)
     print(f"{args['out']}: held-out {bpb:.3f} bits per byte")
 
 

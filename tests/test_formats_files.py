@@ -9,8 +9,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from layers import MADE, golden
 from safetensors.numpy import save, save_file
-from test_formats import MADE, golden
 
 from jaxgemv import formats
 from jaxgemv.formats.__main__ import main

@@ -136,6 +136,7 @@ def test_requantize(write, rng):
         NotImplementedError, match=r"model\.gguf: tensor t is IQ2_XXS, whose codes .* pass requantize="
     ):
         formats.open(path)["t"]
+    assert "t" in formats.open(path)  # which does not read it
     w = formats.open(path, requantize={"bits": 8, "group_size": 32})["t"]
     assert isinstance(w, QuantizedTensor)
     expected = gguf.quants.dequantize(raw, kind_of("IQ2_XXS"))

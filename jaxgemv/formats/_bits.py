@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_AT_ONCE = 1 << 20  # codes: what is made on the way takes eight bytes for each
+AT_ONCE = 1 << 17  # codes: what is made on the way takes up to 16 bytes for each
 
 
 def packed_words(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -16,7 +16,7 @@ def packed_words(codes: np.ndarray, bits: int) -> np.ndarray:
     octets, width = -(-k // 8), -(-k * bits // 32) * 4
     packed = np.zeros((rows.shape[0], max(width, octets * bits)), np.uint8)
     shifts = np.arange(8, dtype=np.uint64) * np.uint64(bits)
-    step = max(1, _AT_ONCE // k)
+    step = max(1, AT_ONCE // k)
     for first in range(0, rows.shape[0], step):
         some = rows[first : first + step]
         whole = np.zeros((len(some), octets * 8), np.uint64)
@@ -34,7 +34,7 @@ def unpacked(packed: np.ndarray, bits: int, k: int) -> np.ndarray:
     octets = -(-k // 8)
     codes = np.empty((rows.shape[0], k), np.uint8)
     shifts = np.arange(8, dtype=np.uint64) * np.uint64(bits)
-    step = max(1, _AT_ONCE // k)
+    step = max(1, AT_ONCE // k)
     for first in range(0, rows.shape[0], step):
         some = np.ascontiguousarray(rows[first : first + step]).view(np.uint8)
         whole = np.zeros((len(some), octets * bits), np.uint8)

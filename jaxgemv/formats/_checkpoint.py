@@ -37,6 +37,9 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
         with np.errstate(all="ignore"):  # infinities and NaN in a file become those of a weight
             return self.entries[name].load()
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+        return name in self.entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxgemv._check import FLOATS, names_of
-from jaxgemv.formats import _families, _safetensors, gguf, onnx_matmulnbits
+from jaxgemv.formats import _families, _safetensors, gguf, gguf_parts, onnx_matmulnbits
 from jaxgemv.formats._checkpoint import Checkpoint, Options
 
 _OP = "formats.open"
@@ -25,9 +25,10 @@ def open(
     """The tensors of a checkpoint by name: `QuantizedTensor`s, and numpy arrays of what is not quantised.
 
     - path: a GGUF, safetensors or ONNX file, or a folder with one, or with safetensors in several and their index.
-      A config.json beside safetensors is read. In them GPTQ, AWQ, compressed-tensors, float8 with scales, ModelOpt's
-      NVFP4, MLX, HQQ, bitsandbytes, gpt-oss and torchao are known, and in ONNX MatMulNBits; docs/models.md has the
-      details. A quantised weight has the name that it has in the unquantised model.
+      Of a GGUF model in several files it is any of them. A config.json beside safetensors is read. In them GPTQ, AWQ,
+      compressed-tensors, float8 with scales, ModelOpt's NVFP4, MLX, HQQ, bitsandbytes, gpt-oss and torchao are known,
+      and in ONNX MatMulNBits; docs/models.md has the details. A quantised weight has the name that it has in the
+      unquantised model.
     - scale_dtype: float16, bfloat16 or float32, for scales and offsets that are float32 otherwise: in the file, or
       because it has them as products of two numbers (Q2_K to Q6_K, say), which only float32 holds exactly.
     - requantize: arguments of `jaxgemv.quantize` for tensors in a format that cannot be represented, which are refused
@@ -54,7 +55,7 @@ def open(
         if files:
             return _families.read(files, path, options)
         others = sorted(file for file in path.iterdir() if file.suffix in (".gguf", ".onnx"))
-        if len(others) != 1:
+        if len({gguf_parts.whole_of(file) for file in others}) != 1:
             got = ", ".join(file.name for file in others) or "none of them"
             raise ValueError(
                 f"{_OP}: {path} must have safetensors files, or one GGUF or ONNX file; got {got}"

@@ -5,6 +5,7 @@ blocks of `size` bytes; bit for bit what `gguf.quants.dequantize` makes of them.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import NamedTuple
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxgemv import codebooks
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._bits import packed_words
+from jaxgemv.formats._bits import AT_ONCE, packed_words
 from jaxgemv.formats._checkpoint import quantized_tensor
 
 # Type numbers of GGUF.
@@ -47,6 +48,9 @@ class Decoded(NamedTuple):
     zero: float | None = None  # None: the mid code
     codebook: np.ndarray | None = None
 
+    def parameters(self) -> list[np.ndarray]:
+        return [a for a in (self.scale, self.offset) if a is not None]
+
 
 class BlockType(NamedTuple):
     name: str
@@ -57,26 +61,37 @@ class BlockType(NamedTuple):
     decode: Callable[[np.ndarray], Decoded]
 
     def tensor(self, rows: np.ndarray, scale_dtype: np.dtype | None) -> QuantizedTensor:
-        """rows: uint8 (..., N, bytes). scale_dtype: instead of float32 scales."""
+        """rows: uint8 (..., N, bytes). scale_dtype: instead of float32 scales.
+
+        Some rows at a time: what is made on the way, up to four bytes a weight, stays in the caches.
+        """
         *lead, nbytes = rows.shape
-        blocks = nbytes // self.size
-        decoded = self.decode(rows.reshape(*lead, blocks, self.size))
+        n, blocks = prod(lead), nbytes // self.size
         k = blocks * self.block
-
-        def parameter(a):
-            a = a.reshape(*lead, k // self.group)
-            return a.astype(scale_dtype) if scale_dtype is not None and a.dtype == np.float32 else a
-
-        stack = lead[:-1]
-        scale = parameter(decoded.scale)
+        flat = rows.reshape(n, blocks, self.size)
+        step = max(1, AT_ONCE // k)
+        packed = np.empty((n, -(-k * self.bits // 32)), "<u4")
+        decoded = self.decode(flat[:1])
+        parameters = []
+        for some in decoded.parameters():
+            dtype = some.dtype if scale_dtype is None or some.dtype != np.float32 else scale_dtype
+            parameters.append(np.empty((n, k // self.group), dtype))
+        for first in range(0, n, step):
+            decoded = self.decode(flat[first : first + step])
+            codes = decoded.codes.reshape(-1, k)
+            packed[first : first + step] = packed_words(codes, self.bits)
+            for all_of_them, some in zip(parameters, decoded.parameters()):
+                all_of_them[first : first + step] = some.reshape(len(codes), -1)
+        scale, *offset = (a.reshape(*lead, -1) for a in parameters)
+        stack, codebook = lead[:-1], decoded.codebook
+        if codebook is not None:
+            codebook = np.ascontiguousarray(np.broadcast_to(codebook, (*stack, 16)))
         return quantized_tensor(
-            packed=packed_words(decoded.codes.reshape(*lead, k), self.bits),
+            packed=packed.reshape(*lead, -1),
             scale=scale,
-            offset=None if decoded.offset is None else parameter(decoded.offset),
+            offset=offset[0] if offset else None,
             zero=None if decoded.zero is None else np.full(stack, decoded.zero, scale.dtype),
-            codebook=None
-            if decoded.codebook is None
-            else np.ascontiguousarray(np.broadcast_to(decoded.codebook, (*stack, 16))),
+            codebook=codebook,
             bits=self.bits,
             k=k if k * self.bits % 32 else None,
         )

@@ -1,0 +1,162 @@
+"""For each CUDA kernel, shapes that it must take: part of cases.py."""
+
+from problems import Case
+
+
+def stream(bits: int) -> list[Case]:
+    """Rows of whole 16 bytes, 16 of them and more; 16-bit scales of an even number of groups, or one of any dtype."""
+    least = 128 // bits
+    small, middle, large = (64, 128, 256) if bits == 2 else (32, 64, 128)
+    cases = [
+        Case(1, 16, least, "row", "mid"),
+        Case(1, 40, 1280, middle, "zero", bias=True),
+        Case(2, 33, 1536, large, "offset"),
+        Case(3, 17, 1536, small, "zero", bytes=True),
+        Case(8, 130, 2048, small, "fraction", scale="float16"),
+        Case(5, 31, 3 * large + least, large, "zero"),  # a ragged group
+        Case(9, 50, 1280 + least, "row", "integer", scale="float32"),
+        Case(16, 64, 4096, large, "zero", bias=True, scale="bfloat16"),
+        Case(16, 24, 512, "tensor", "offset"),
+    ]
+    if bits == 2:
+        cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
+    return cases
+
+
+def wgmma(bits: int) -> list[Case]:
+    """9 to 64 rows, N from 256 on, K and groups in multiples of 128, scale and zero of one dtype."""
+    return [
+        Case(9, 256, 128, "row", "mid"),
+        Case(16, 300, 1024, 128, "zero", bias=True),
+        Case(17, 256, 512, "tensor", "offset"),
+        Case(24, 300, 640, 256, "zero"),  # a ragged group
+        Case(32, 513, 2048, 256, "fraction", scale="float32"),
+        Case(33, 257, 1152, 384, "zero", scale="float16"),
+        Case(40, 256, 1024, 128, "offset", scale="bfloat16"),
+        Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+    ]
+
+
+def mma(bits: int) -> list[Case]:
+    """Up to 8 rows; rows of whole 16 bytes, and groups of whole 64."""
+    least, chunk = 128 // bits, 512 // bits
+    return [
+        Case(1, 1, least, "row", "mid"),
+        Case(1, 5, 1280, chunk, "zero", bias=True),
+        Case(3, 16, chunk + least, chunk, "offset"),  # a ragged group
+        Case(8, 33, 2048, 2 * chunk, "fraction", scale="float16"),
+        Case(7, 40, 1024, chunk, "integer", bytes=True),
+        Case(6, 64, 1536, "tensor", "mid", scale="float32"),
+        Case(5, 129, 1536, chunk, "zero", scale="bfloat16"),
+        Case(2, 70, 1024, "row", "offset", bias=True),
+        Case(0, 16, 512, chunk, "zero"),
+    ]
+
+
+def mma_any(bits: int) -> list[Case]:
+    """Groups of whole 16, or one scale a row, of any dtype; rows that begin at any word; up to 64 columns and more.
+
+    Few columns, of which a CTA makes its own image, 8, 16, 32 and 64; K of one unit and of many; two and more slices.
+    """
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 5, 1280, 128, "zero", bias=True),
+        Case(2, 300, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 999, 64, "zero", bias=True, scale="bfloat16"),
+        Case(7, 33, 2880, 16, "fraction", scale="float16"),
+        Case(8, 130, 8192, "row", "mid"),
+        Case(9, 40, 1024, 96, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 1536, 160, "zero", scale="bfloat16"),
+        Case(33, 70, 1024, "row", "offset", bias=True),
+        Case(64, 31, 4096, 48, "zero"),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
+def wgmma_any(bits: int) -> list[Case]:
+    """As mma_any, where x has an image: 32, 64 and 128 columns, more than a CTA has, groups of warps that share K.
+
+    Not float32 scales of groups of 16 with less than 5 bits, for which there is no room.
+    """
+    return [
+        Case(9, 256, 128, "row", "mid"),
+        Case(16, 300, 1024, 128, "zero", bias=True),
+        Case(17, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(24, 33, 640, 16, "zero", scale="float16"),
+        Case(32, 513, 2048, 256, "fraction", scale="float32"),
+        Case(33, 257, 1152, 384, "zero", scale="float16"),
+        Case(40, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
+        Case(63, 1, 14336, 64, "zero"),
+        Case(64, 260, 4096, 128, "zero", bias=True, bytes=True),
+        Case(65, 16, 512, "tensor", "offset"),
+        Case(200, 31, 1000, "row", "mid", bias=True),
+    ]
+
+
+def gemm(bits: int) -> list[Case]:
+    """From 65 rows on, and as mma_any: one and several tiles of x, groups of warps and CTAs that share K."""
+    return [
+        Case(65, 256, 128, "row", "mid"),
+        Case(128, 300, 1024, 128, "zero", bias=True),
+        Case(70, 70, 4099, 256, "offset", scale="float32"),  # a ragged group, rows of odd words
+        Case(66, 33, 640, 16, "zero", scale="float16"),
+        Case(129, 513, 2048, 256, "fraction", scale="float32"),
+        Case(300, 257, 1152, 384, "zero", scale="float16"),
+        Case(90, 90, 999, 32, "integer", scale="bfloat16", bytes=True),
+        Case(65, 1, 14336, 64, "zero"),
+        Case(257, 260, 4096, 128, "zero", bias=True, bytes=True),
+        Case(80, 16, 512, "tensor", "offset"),
+        Case(200, 31, 1000, "row", "mid", bias=True),
+        Case(72, 1100, 2880, 48, "fraction"),
+        Case(65, 9, 7, "row", "zero"),
+    ]
+
+
+def direct(bits: int) -> list[Case]:
+    """Groups of whole 32, or one scale a row, of any dtype; whole octets of x; any rows of it.
+
+    One, two and four octets of a lane in a group; K of less than a warp, of several warps and of a cluster.
+    """
+    return [
+        Case(1, 1, 8, "tensor", "mid"),
+        Case(1, 300, 256, 64, "offset", bias=True),
+        Case(1, 5, 1288, 32, "zero", scale="float32"),  # a ragged group
+        Case(1, 70, 14336, 128, "zero", bias=True),
+        Case(2, 300, 4096, 256, "offset", scale="float32"),
+        Case(2, 40, 896, 32, "integer", bytes=True),
+        Case(3, 16, 1000, 64, "zero", bias=True, scale="bfloat16"),  # rows of odd words
+        Case(4, 512, 512, 32, "offset"),
+        Case(5, 33, 2880, 96, "fraction", scale="float16"),
+        Case(8, 130, 4096, "row", "mid"),
+        Case(9, 40, 1024, 192, "integer", bytes=True),
+        Case(16, 65, 1536, "tensor", "mid", scale="float32"),
+        Case(17, 129, 520, 160, "zero", scale="bfloat16"),
+        Case(64, 31, 2048, 384, "zero", bias=True),
+        Case(65, 16, 512, 128, "zero"),
+        Case(0, 16, 512, 128, "zero"),
+    ]
+
+
+def fma(bits: int) -> list[Case]:
+    """Groups of whole 32, or one scale a row, of any dtype and of any rows of x; whole blocks and ragged ones.
+
+    Fewer rows of the weights than a lane has; rows that several lanes, and several warps, share; and so many that a
+    lane has several.
+    """
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 300, 256, 64, "offset", bias=True),
+        Case(2, 5, 1288, 32, "zero", scale="float32"),  # a ragged group
+        Case(2, 67, 14336, 128, "zero", bias=True),
+        Case(1, 1100, 4096, 256, "offset", scale="float32"),
+        Case(1, 3, 896, 32, "integer", bytes=True),
+        Case(2, 2050, 2880, 96, "fraction", bias=True, scale="float16"),
+        Case(2, 16, 999, 64, "zero", scale="bfloat16"),  # rows of odd words
+        Case(1, 4099, 1043, "row", "zero"),
+        Case(3, 130, 4096, "row", "mid"),
+        Case(17, 33, 200, 32, "integer", bytes=True),
+        Case(0, 16, 512, 128, "zero"),
+    ]
