@@ -3,7 +3,8 @@
 Up to 64 rows a product keeps to float32. Above, reading the weights no longer is what takes the time, and the product
 is what it would be with a dense weight of x's dtype: codes become float32 weights, which are rounded once to float16 or
 bfloat16, and sums are in float32. In float16 a weight must lie within 65504, and what is below 6e-5 loses bits, as in
-any float16 model. With float32 x the matmul has `jax.default_matmul_precision`, as `jnp.dot` has.
+any float16 model. With float32 x the matmul has `jax.default_matmul_precision`, as `jnp.dot` has. int8 x and a weight
+with one scale a row are multiplied as bytes, exactly; with other weights int8 x is float32.
 
 A GPU makes the weight in one kernel, which reads packed words and writes 16 bits; nothing else of its size is
 allocated. It is the compiled one, of csrc/cuda/dequantize, or where that is not there, XLA's loop.
@@ -20,17 +21,26 @@ from jax import Array
 from jaxgemv import _dispatch, _reference
 from jaxgemv._check import FLOATS
 from jaxgemv._ffi import TARGET
-from jaxgemv._format import pad_last, weights
+from jaxgemv._format import pad_last, spread, unpack, weights
 from jaxgemv._operands import Operands, Static
+
+# K for which sums of products of bytes are within int32, with room for a zero.
+_INTEGER_K = 1 << 16
 
 
 def takes(o: Operands, s: Static) -> bool:
-    """Whether this is for it, and not for the reference, where there is no kernel. Integer products are exact."""
-    return o.many and o.x.dtype in FLOATS and s.implementation != "reference"
+    """Whether this is for it, and not for the reference, where there is no kernel."""
+    scaled = o.x.dtype in FLOATS or o.scale is not None
+    return o.many and scaled and s.implementation != "reference"
 
 
 def product(o: Operands, s: Static, *, platform: str | None) -> Array:
     """x (*P, *L, K) times the weight's rows, (*P, *L, N); see Operands and Static. Without the parts around it."""
+    if o.x.dtype not in FLOATS:
+        if _has_row_scales(o) and o.x.shape[-1] <= _INTEGER_K:
+            n = o.packed.shape[-2]
+            return _reference.of_entries(partial(_of_integers, s=s), o, s, n, nbytes=n * o.x.shape[-1])
+        o = o._replace(x=o.x.astype(np.float32))
     # A CPU without instructions for 16 bits is several times slower in them.
     dtype = np.dtype(np.float32) if platform == "cpu" else s.x_dtype or o.x.dtype
     n, k = o.packed.shape[-2], s.k or o.x.shape[-1]
@@ -41,6 +51,31 @@ def product(o: Operands, s: Static, *, platform: str | None) -> Array:
     return _reference.of_entries(
         one, o, s, width, nbytes=dtype.itemsize * n * k, pick=partial(_pick, make=make)
     )
+
+
+def _has_row_scales(o: Operands) -> bool:
+    """Of codes that are integers, one scale a row and no groups of zeros or offsets."""
+    own = 0 if o.index is None else 1
+    parameters = [a for a in (o.scale, o.zero, o.offset) if a is not None]
+    by_row = all(a.ndim - own < 2 or a.shape[-1] == 1 for a in parameters)
+    return by_row and _dispatch.format_of(o) == "affine"
+
+
+def _of_integers(x: Array, w: Mapping[str, Array], *, s: Static) -> Array:
+    """int8 x (..., K) to float32 (..., N): the exact sum of x * (q - 2^(b-1)), which are bytes, and that of x alone."""
+    mid = 1 << s.bits - 1
+    codes = unpack(w["packed"], s.bits, x.shape[-1]) - np.uint8(mid)
+    dot = _reference.contract(x, jax.lax.bitcast_convert_type(codes, np.int8), out_dtype=np.int32)
+    row = partial(spread, ndim=2, group=None, k=1)  # (N, 1) or (1, 1)
+    scale = row(w["scale"])[:, 0]
+    y = dot.astype(np.float32) * scale
+    if "offset" in w:
+        shift = scale * mid + row(w["offset"])[:, 0]
+    elif "zero" in w:
+        shift = scale * (mid - row(w["zero"])[:, 0])
+    else:
+        return y
+    return y + x.astype(np.int32).sum(-1, keepdims=True).astype(np.float32) * shift
 
 
 def _pick(w: Mapping[str, Array], entry: Array | None, *, make: Callable) -> dict[str, Array]:

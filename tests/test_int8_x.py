@@ -46,6 +46,16 @@ def test_scales_of_x(groups, rows, backend, rng):
     assert_close(y, p.answer(), p.magnitude(), K, dtype=jnp.float32, more=rounded)
 
 
+@pytest.mark.parametrize("form", ["mid", "zero", "fraction", "offset"])
+@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("group", ["row", "tensor"])
+def test_many_rows_and_row_scales(group, bits, form, rng):
+    """By plain XLA: a product of bytes, which rounds nothing."""
+    p, x = int8_problem(rng, 70, Case(70, 40, 999, group, form, bias=True, scale="float32"), bits)
+    y = gemv(x, p.tensor, bias=p.bias, implementation="xla")
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+
+
 def test_scale_of_the_weight_alone(backend, rng):
     p, x = int8_problem(rng, 3, Case(3, 40, K, 64, "zero", scale="float32"))
     y = gemv(x, p.tensor, implementation=backend)
