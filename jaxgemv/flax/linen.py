@@ -14,7 +14,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer, PrecisionLike
 from jax import Array
 
-from jaxgemv import quantize
+from jaxgemv import gemv, quantize
 from jaxgemv._formats import GroupSize, resolve
 from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
@@ -80,7 +80,8 @@ class QuantDense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         w = _layer.weight(kernel, bits=self.bits, group_size=self.group_size, k=k)
-        return _layer.product(inputs, w, bias, dtype=self.dtype, implementation=self.implementation)
+        x, out_dtype = _layer.promoted(inputs, w, bias, dtype=self.dtype)
+        return gemv(x, w, bias=bias, out_dtype=out_dtype, implementation=self.implementation)
 
     @classmethod
     def from_dense(
@@ -146,7 +147,9 @@ def _quantized(layer: QuantDense, kernel) -> dict[str, Any]:
         raise TypeError(
             f"QuantDense: the kernel's metadata must be nn.Partitioned; got {type(kernel).__name__}"
         )
+    names = (*kernel.names, *(None,) * (w.ndim - len(kernel.names)))
+    names = (*names[:-2], names[-1], names[-2])
     return {
-        name: kernel.replace(value=a, names=_layer.out_in(kernel.names, w.ndim, name, a.ndim))
+        name: kernel.replace(value=a, names=_layer.names_of_array(names, name, a.ndim))
         for name, a in arrays.items()
     }
