@@ -23,6 +23,7 @@ LEVELS = (
     {"_config", "reference"},
     {"jaxgemv"},
     {"flax", "formats"},
+    {"qwix"},
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))

@@ -1,7 +1,7 @@
 """`QuantDense`: `flax.linen.Dense` over a low-bit kernel."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 try:
@@ -141,15 +141,18 @@ def _quantized(layer: QuantDense, kernel) -> dict[str, Any]:
         scale_dtype=layer.scale_dtype,
     )
     arrays = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None}
-    if not isinstance(kernel, nn.meta.AxisMetadata):
+    return in_boxes(kernel, arrays, lambda names, ndim: (*names[:-2], names[-1], names[-2]))
+
+
+def in_boxes(box, arrays: dict[str, Array], reorder: Callable[[tuple, int], tuple]) -> dict[str, Any]:
+    """The arrays of a weight, in boxes if its kernel comes in one. reorder: a kernel's axis names to (..., N, K)."""
+    if not isinstance(box, nn.meta.AxisMetadata):
         return arrays
-    if not isinstance(kernel, nn.Partitioned):
-        raise TypeError(
-            f"QuantDense: the kernel's metadata must be nn.Partitioned; got {type(kernel).__name__}"
-        )
-    names = (*kernel.names, *(None,) * (w.ndim - len(kernel.names)))
-    names = (*names[:-2], names[-1], names[-2])
+    if not isinstance(box, nn.Partitioned):
+        raise TypeError(f"QuantDense: the kernel's metadata must be nn.Partitioned; got {type(box).__name__}")
+    ndim = jnp.ndim(box.value)
+    names = reorder((*box.names, *(None,) * (ndim - len(box.names))), ndim)
     return {
-        name: kernel.replace(value=a, names=_layer.names_of_array(names, name, a.ndim))
+        name: box.replace(value=a, names=_layer.names_of_array(names, name, a.ndim))
         for name, a in arrays.items()
     }

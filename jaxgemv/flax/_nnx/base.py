@@ -51,7 +51,7 @@ class Quantized(nnx.Module):
         for name in ARRAYS:
             a = getattr(w, name)
             if a is not None:
-                a = QuantizedKernel(a, **_metadata(weight, layout, name, a))
+                a = QuantizedKernel(a, **metadata(weight, layout, name, a))
             setattr(self, name, nnx.data(a))
 
     @property
@@ -72,13 +72,13 @@ def param(value, metadata: Mapping, shape: tuple[int, ...] | None = None) -> nnx
     return nnx.Param(value, **metadata)
 
 
-def _metadata(weight: nnx.Variable, layout: Layout, array: str, a: jax.Array) -> dict[str, Any]:
+def metadata(weight: nnx.Variable, layout: Layout, array: str, a: jax.Array) -> dict[str, Any]:
     """The weight's metadata for one of the arrays: axis names as (..., N, K) has them, hooks on values left out."""
 
     def reorder(names):
         if isinstance(names, NamedSharding):
             return NamedSharding(names.mesh, reorder(names.spec))
-        ours = _layer.names_of_array(layout.names(names, weight.ndim), array, a.ndim)
+        ours = _layer.names_of_array(layout.names(names, weight[...].ndim), array, a.ndim)
         return PartitionSpec(*ours) if isinstance(names, PartitionSpec) else ours
 
     metadata = {name: value for name, value in weight.get_metadata().items() if not name.startswith("on_")}
