@@ -61,7 +61,7 @@ def quantize_tree(
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-        return _quantized(leaf, {"in_axis": in_axis} | quantize_arguments | dict(arguments))
+        return quantized(leaf, {"in_axis": in_axis} | quantize_arguments | dict(arguments))
 
     def chosen(name: str, leaf) -> Choice:
         return choice(_OP, name, leaf, predicate, _by_name)
@@ -129,7 +129,7 @@ def _by_name(name: str, leaf) -> Choice:
     return ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
 
 
-def _quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
     w = quantize(leaf, **arguments)
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Tracer) or not isinstance(sharding, NamedSharding):

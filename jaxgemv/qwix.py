@@ -1,7 +1,9 @@
 """Weights of jaxgemv for every model that Qwix can quantise."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,9 +16,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-import opt_einsum
 from flax import linen as nn
 from flax import nnx
+from opt_einsum.parser import parse_einsum_input
 from qwix._src.providers.ptq import WithAux
 from qwix._src.utils import flax_util
 
@@ -28,7 +30,6 @@ from jaxgemv.flax import _layer
 from jaxgemv.flax._equation import Equation, einsum
 from jaxgemv.flax._kernel import Kernel, Layout, dot_general
 from jaxgemv.flax._nnx.base import QuantizedKernel, metadata
-from jaxgemv.flax.linen import in_boxes
 
 _OP = "jaxgemv.qwix"
 _FORMATS = {"nf4": "nf4", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "mxfp8": "mxfp8", "float8_e4m3fn": "fp8"}
@@ -58,9 +59,8 @@ def quantize_params(params: Any, abstract_quantized_params: Any, **options: Any)
     - params: a nested dict of float arrays. abstract_quantized_params: the parameters of the quantised linen model,
       `jax.eval_shape(model.init, ...)["params"]`, or the quantised nnx model, which may be abstract.
     """
-    return qwix.quantize_params(
-        params, abstract_quantized_params, _qarray_module=SimpleNamespace(quantize=_quantized), **options
-    )
+    ours: Any = SimpleNamespace(quantize=_quantized)  # in the place of Qwix's module with that function
+    return qwix.quantize_params(params, abstract_quantized_params, _qarray_module=ours, **options)
 
 
 class _How(NamedTuple):
@@ -220,37 +220,30 @@ def _quantized(array: jax.Array, how: _How) -> Kernel:
 def _put(name: str, kernel: Kernel, how: _How) -> None:
     """Into the module that now runs, in the place of the parameter and with its metadata."""
     module = flax_util.get_current_module()
-    w = kernel.tensor
-    if isinstance(module, nn.Module):
+    arrays = {field: a for field in ARRAYS if (a := getattr(kernel.tensor, field)) is not None}
+    is_linen = isinstance(module, nn.Module)
+    if is_linen:
         if not module.is_initializing():
             raise ValueError(f"{_OP}: {name} must be quantised (jaxgemv.qwix.quantize_params); got floats")
-        names = {field: a for field in ARRAYS if (a := getattr(w, field)) is not None}
-        arrays = in_boxes(module.get_variable("params", name), names, how.layout.names)
+        arrays = _layer.in_boxes(module.get_variable("params", name), arrays, how.layout.names)
     else:
-        variable = getattr(module, name)
-        arrays = {
-            field: QuantizedKernel(a, **metadata(variable, how.layout, field, a))
-            for field in ARRAYS
-            if (a := getattr(w, field)) is not None
-        }
-    boxed = Kernel(_replace(w, arrays), kernel.layout, kernel.x_bits)
-    weight = _Weight(boxed, how)
-    if isinstance(module, nn.Module):
+        of = partial(metadata, getattr(module, name), how.layout)
+        arrays = {field: QuantizedKernel(a, **of(field, a)) for field, a in arrays.items()}
+    tensor = dataclasses.replace(kernel.tensor, **arrays)
+    weight = _Weight(  # pyright: ignore[reportCallIssue]  flax.struct makes this constructor
+        dataclasses.replace(kernel, tensor=tensor), how
+    )
+    if is_linen:
         module.put_variable("params", name, weight)
     else:
         setattr(module, name, weight)
 
 
-def _replace(w, arrays):
-    return type(w)(**arrays, bits=w.bits, group_size=w.group_size, k=w.k)
-
-
 def _equation(subscripts: str, x, kernel) -> Equation | None:
     """With "->" and without ellipsis; None where it is no product over axes of the kernel."""
-    try:
-        # Only the ranks count.
+    try:  # only the ranks count
         shapes = [np.empty((1,) * a.ndim) for a in (x, kernel)]
-        operands, out, _ = opt_einsum.parser.parse_einsum_input((subscripts, *shapes))
+        operands, out, _ = parse_einsum_input((subscripts, *shapes))
         return Equation.read(_OP, f"{operands}->{out}", kernel.ndim)
     except NotImplementedError:
         return None

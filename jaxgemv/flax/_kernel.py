@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -59,7 +60,7 @@ class Layout(NamedTuple):
     def place(self, w: QuantizedTensor, kernel: Array) -> QuantizedTensor:
         """Its arrays cut as the kernel is."""
         sharding = getattr(kernel, "sharding", None)
-        if isinstance(kernel, jax.core.Tracer) or not isinstance(sharding, NamedSharding):
+        if isinstance(kernel, Tracer) or not isinstance(sharding, NamedSharding):
             return w
         return placed(w, sharding.mesh, self.names(sharding.spec, kernel.ndim))
 
@@ -106,7 +107,7 @@ class Kernel:
         layout, shape = self.layout, self.shape
         extra = len(shape) - len(layout.sizes)
         order = [*range(extra), *(extra + a for a in (*layout.batch, *layout.outer, *layout.inner))]
-        return jnp.transpose(w.reshape([shape[a] for a in order]), np.argsort(order))
+        return jnp.transpose(w.reshape([shape[a] for a in order]), tuple(np.argsort(order)))
 
     def astype(self, dtype: DTypeLike) -> "Kernel":
         """Itself: products choose their dtype."""

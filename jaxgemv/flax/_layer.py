@@ -1,8 +1,10 @@
 """What the layers of both APIs share: arguments they refuse, the weight from its arrays, Flax's dtypes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.linen.dtypes import canonicalize_dtype
 from jax import Array, lax
 
@@ -51,7 +53,7 @@ def names_of_array(names: tuple, array: str, ndim: int) -> tuple:
     return names[:ndim]
 
 
-def promoted(inputs, w: QuantizedTensor, bias, *, dtype, out_dtype=None) -> tuple[Array, jnp.dtype]:
+def promoted(inputs, w: QuantizedTensor, bias, *, dtype, out_dtype=None) -> tuple[Array, Any]:
     """inputs in Flax's computation dtype, in which w counts as an array of its scale's dtype, and the result's dtype.
 
     A scale of one byte does not count: nobody wants results of that type.
@@ -61,3 +63,18 @@ def promoted(inputs, w: QuantizedTensor, bias, *, dtype, out_dtype=None) -> tupl
     if out_dtype is not None and bias is not None:
         out_dtype = jnp.promote_types(out_dtype, dtype)
     return jnp.asarray(inputs, dtype), out_dtype or dtype
+
+
+def in_boxes(box, arrays: dict[str, Array], reorder: Callable[[tuple, int], tuple]) -> dict[str, Any]:
+    """The arrays of a weight, in boxes if its kernel comes in one. reorder: a kernel's axis names to (..., N, K)."""
+    if not isinstance(box, nn.meta.AxisMetadata):
+        return arrays
+    if not isinstance(box, nn.Partitioned):
+        raise TypeError(
+            f"jaxgemv.flax: the kernel's metadata must be nn.Partitioned; got {type(box).__name__}"
+        )
+    ndim = jnp.ndim(box.value)
+    names = reorder((*box.names, *(None,) * (ndim - len(box.names))), ndim)
+    return {
+        name: box.replace(value=a, names=names_of_array(names, name, a.ndim)) for name, a in arrays.items()
+    }

@@ -1,7 +1,7 @@
-"""`QuantDense`: `flax.linen.Dense` over a low-bit kernel."""
+"""`QuantDense`: `flax.linen.Dense` over a low-bit kernel; `quantize_variables`, which makes its variables."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 try:
@@ -18,6 +18,7 @@ from jaxgemv import gemv, quantize
 from jaxgemv._formats import GroupSize, resolve
 from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
+from jaxgemv.flax._variables import quantize_variables as quantize_variables
 
 _NO_HOOKS = {"promote_dtype": promote_dtype, "dot_general": None, "dot_general_cls": None}
 
@@ -141,18 +142,4 @@ def _quantized(layer: QuantDense, kernel) -> dict[str, Any]:
         scale_dtype=layer.scale_dtype,
     )
     arrays = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None}
-    return in_boxes(kernel, arrays, lambda names, ndim: (*names[:-2], names[-1], names[-2]))
-
-
-def in_boxes(box, arrays: dict[str, Array], reorder: Callable[[tuple, int], tuple]) -> dict[str, Any]:
-    """The arrays of a weight, in boxes if its kernel comes in one. reorder: a kernel's axis names to (..., N, K)."""
-    if not isinstance(box, nn.meta.AxisMetadata):
-        return arrays
-    if not isinstance(box, nn.Partitioned):
-        raise TypeError(f"QuantDense: the kernel's metadata must be nn.Partitioned; got {type(box).__name__}")
-    ndim = jnp.ndim(box.value)
-    names = reorder((*box.names, *(None,) * (ndim - len(box.names))), ndim)
-    return {
-        name: box.replace(value=a, names=_layer.names_of_array(names, name, a.ndim))
-        for name, a in arrays.items()
-    }
+    return _layer.in_boxes(kernel, arrays, lambda names, ndim: (*names[:-2], names[-1], names[-2]))

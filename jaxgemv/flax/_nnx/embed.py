@@ -73,7 +73,7 @@ class QuantEmbed(Quantized):
             inputs = jnp.zeros_like(inputs)
         rows = partial(_rows, dtype=self.dtype)
         if out_sharding is not None:
-            rows = jax.sharding.auto_axes(rows, out_sharding=out_sharding)
+            rows = jax.sharding.auto_axes(out_sharding=out_sharding)(rows)
         return rows(self.embedding, inputs)
 
     def attend(self, query: Array, out_sharding=None) -> Array:

@@ -23,7 +23,7 @@ _OP = "quantize_model"
 
 class _Kind(NamedTuple):
     weight: str  # the attribute
-    quant: type[Quantized]
+    quant: Any  # the class, which makes a layer `_of` another
     layout: Callable[[Any], Layout]  # raises for a layer that `quant` does not stand for
 
 
