@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgemv._quantize import quantize
 from jaxgemv._tensor import ARRAYS, QuantizedTensor
@@ -130,18 +130,30 @@ def _by_name(name: str, leaf) -> Choice:
 
 
 def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-    w = quantize(leaf, **arguments)
+    """`quantize`, and the arrays cut as the leaf is."""
+
+    def cut(spec, ndim: int) -> tuple:
+        spec = [*spec, *(None,) * (ndim - len(spec))]
+        k = spec.pop(arguments["in_axis"])
+        return (*spec, k)
+
+    return placed(leaf, lambda leaf: quantize(leaf, **arguments), cut)
+
+
+def placed(leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int], tuple]) -> QuantizedTensor:
+    """`make(leaf)`, cut as the leaf, along K as far as each part is whole words and groups.
+
+    cut: (spec, dimensions) of the leaf to what cuts (..., N, K).
+    """
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Tracer) or not isinstance(sharding, NamedSharding):
-        return w
-    cut = [*sharding.spec, *(None,) * (w.ndim - len(sharding.spec))]
-    k = cut.pop(arguments["in_axis"])
-    return placed(w, sharding.mesh, (*cut, k))
-
-
-def placed(w: QuantizedTensor, mesh, cut: tuple) -> QuantizedTensor:
-    """Its arrays cut as (..., N, K) shall be, along K as far as each part is whole words and groups."""
-    *lead, n, k = cut
+        return make(leaf)
+    mesh = sharding.mesh
+    # With Explicit axes each step would have to say how it is cut.
+    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    with jax.set_mesh(auto):
+        w = make(jax.device_put(leaf, NamedSharding(auto, sharding.spec)))
+    *lead, n, k = cut(sharding.spec, leaf.ndim)
     k = _evenly(k, w, mesh)
 
     def place(name: str, a: Array) -> Array:

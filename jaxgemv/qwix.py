@@ -22,7 +22,6 @@ from opt_einsum.parser import parse_einsum_input
 from qwix._src.providers.ptq import WithAux
 from qwix._src.utils import flax_util
 
-from jaxgemv import quantize
 from jaxgemv._formats import resolve
 from jaxgemv._quantize import METHODS
 from jaxgemv._tensor import ARRAYS
@@ -212,9 +211,7 @@ def _arguments(rule: qwix.QuantizationRule, size: int) -> dict[str, Any]:
 
 
 def _quantized(array: jax.Array, how: _How) -> Kernel:
-    matrix, in_axis = how.layout.matrix(array)
-    w = quantize(matrix, in_axis=in_axis, **dict(how.arguments))
-    return Kernel(how.layout.place(w, array), how.layout, how.x_bits)
+    return Kernel(how.layout.quantize(array, **dict(how.arguments)), how.layout, how.x_bits)
 
 
 def _put(name: str, kernel: Kernel, how: _How) -> None:
@@ -230,9 +227,8 @@ def _put(name: str, kernel: Kernel, how: _How) -> None:
         of = partial(metadata, getattr(module, name), how.layout)
         arrays = {field: QuantizedKernel(a, **of(field, a)) for field, a in arrays.items()}
     tensor = dataclasses.replace(kernel.tensor, **arrays)
-    weight = _Weight(  # pyright: ignore[reportCallIssue]  flax.struct makes this constructor
-        dataclasses.replace(kernel, tensor=tensor), how
-    )
+    make: Any = _Weight  # whose constructor flax.struct makes
+    weight = make(dataclasses.replace(kernel, tensor=tensor), how)
     if is_linen:
         module.put_variable("params", name, weight)
     else:

@@ -27,16 +27,16 @@ class Equation(NamedTuple):
         if len(kernel) != kernel_ndim and "." not in kernel:
             raise ValueError(f"{op}: einsum_str must have {kernel_ndim} labels for the kernel; got {text!r}")
         e = cls(x.replace("...", "."), kernel, out.replace("...", "."))
+        if unknown := set(e.out) - set(e.x) - set(e.kernel):
+            raise ValueError(
+                f"{op}: einsum_str must have labels of its operands in the result; got {unknown}"
+            )
         repeated = any(len(set(labels)) < len(labels) for labels in e)
         alone = set(e.kernel) - set(e.x) - set(e.out)
         if repeated or alone or "." in e.kernel or ("." in e.x) != ("." in e.out) or not e.summed:
             raise NotImplementedError(
                 f"{op}: einsum_str must be a sum of products over axes of x and the kernel, each label once in an "
                 f"operand, no ellipsis in the kernel; got {text!r}"
-            )
-        if unknown := set(e.out) - set(e.x) - set(e.kernel):
-            raise ValueError(
-                f"{op}: einsum_str must have labels of its operands in the result; got {unknown}"
             )
         return e
 
@@ -58,22 +58,22 @@ def einsum(op: str, equation: Equation, x: Array, kernel: Kernel, *, out_shardin
     def labels(text: str) -> list:
         return [label for c in text for label in (range(ellipsis) if c == "." else c)]
 
-    of_x, out = labels(equation.x), labels(equation.out)
-    alone = [i for i, c in enumerate(of_x) if c not in out and c not in equation.kernel]
+    of_x, out, of_kernel = labels(equation.x), labels(equation.out), list(equation.kernel)
+    alone = [i for i, c in enumerate(of_x) if c not in out and c not in of_kernel]
     if alone:
         x = jnp.sum(x, axis=alone)
         of_x = [c for i, c in enumerate(of_x) if i not in alone]
-    batch = [c for c in equation.kernel if c in of_x and c in out]
-    have = [*batch, *(c for c in of_x if c not in equation.kernel)]
-    have += [c for c in equation.kernel if c not in of_x]
+    batch = [c for c in of_kernel if c in of_x and c in out]
+    have = [*batch, *(c for c in of_x if c not in of_kernel)]
+    have += [c for c in of_kernel if c not in of_x]
 
     def axes(labels, of) -> list[int]:
         return [of.index(c) for c in labels]
 
     summed = equation.summed
     numbers = (
-        (axes(summed, of_x), axes(summed, equation.kernel)),
-        (axes(batch, of_x), axes(batch, equation.kernel)),
+        (axes(summed, of_x), axes(summed, of_kernel)),
+        (axes(batch, of_x), axes(batch, of_kernel)),
     )
     if out_sharding is not None:
         spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding

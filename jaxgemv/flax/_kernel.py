@@ -3,17 +3,16 @@
 import dataclasses
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxgemv import QuantizedTensor, gemv, quantize_activations
+from jaxgemv import QuantizedTensor, gemv, quantize, quantize_activations
 from jaxgemv._tree import placed
 
 
@@ -57,12 +56,14 @@ class Layout(NamedTuple):
         lead = (*of_axes[:extra], *(of_axes[extra + a] for a in self.batch))
         return (*lead, first(self.outer), first(self.inner))
 
-    def place(self, w: QuantizedTensor, kernel: Array) -> QuantizedTensor:
-        """Its arrays cut as the kernel is."""
-        sharding = getattr(kernel, "sharding", None)
-        if isinstance(kernel, Tracer) or not isinstance(sharding, NamedSharding):
-            return w
-        return placed(w, sharding.mesh, self.names(sharding.spec, kernel.ndim))
+    def quantize(self, kernel: Array, **arguments: Any) -> QuantizedTensor:
+        """(..., *batch, N, K), cut as the kernel is."""
+
+        def make(kernel):
+            matrix, in_axis = self.matrix(kernel)
+            return quantize(matrix, in_axis=in_axis, **arguments)
+
+        return placed(kernel, make, self.names)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("tensor",), meta_fields=("layout", "x_bits"))

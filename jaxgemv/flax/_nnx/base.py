@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemv import QuantizedTensor, quantize
+from jaxgemv import QuantizedTensor
 from jaxgemv._formats import resolve
 from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
@@ -46,8 +46,7 @@ class Quantized(nnx.Module):
         self._k = layout.k
 
         array = weight[...]
-        matrix, in_axis = layout.matrix(array)
-        w = layout.place(quantize(matrix, in_axis=in_axis, **arguments), array)
+        w = layout.quantize(array, **arguments)
         for name in ARRAYS:
             a = getattr(w, name)
             if a is not None:

@@ -105,12 +105,12 @@ class QuantLinear(Quantized):
         x, out_dtype = _layer.promoted(
             inputs, kernel.tensor, bias, dtype=self.dtype, out_dtype=self.preferred_element_type
         )
-        batch = [a % x.ndim for a in self.batch_axis]
+        inner, batch = (sorted(a % x.ndim for a in axes) for axes in (_many(self.axis), self.batch_axis))
         return dot_general(
             _OP,
             x,
             kernel,
-            (([a % x.ndim for a in _many(self.axis)], kernel.layout.inner), (batch, kernel.layout.batch)),
+            ((inner, kernel.layout.inner), (batch, kernel.layout.batch)),
             bias=bias,
             out_dtype=out_dtype,
             out_sharding=out_sharding,

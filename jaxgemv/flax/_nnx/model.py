@@ -70,8 +70,8 @@ def quantize_model(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"{_OP}: model must be a flax.nnx.Module; got {type(model).__name__}")
-    model = nnx.clone(model)
-    leaves = dict(_leaves(model, "", set()))
+    given, model = model, nnx.clone(model)
+    leaves = dict(_leaves(model, given, "", set()))
     uses = Counter(id(leaf.array) for leaf in leaves.values())
     layers: dict[int, Quantized] = {}  # by the id of the one that each stands for
     twins: dict[Any, Quantized] = {}
@@ -112,13 +112,18 @@ def _items(node) -> list[tuple[Any, Any]]:
     return [(name, value) for name, value in vars(node).items() if not name.startswith("_pytree__")]
 
 
-def _leaves(node, path: str, seen: set[int]) -> Iterator[tuple[str, _Leaf]]:
-    """Each variable and array of each module, by its path: a module in several places comes once."""
+def _leaves(node, given, path: str, seen: set[int]) -> Iterator[tuple[str, _Leaf]]:
+    """Each variable and array of each module, by its path: a module in several places comes once.
+
+    In the order of `given`, of which `node` is a clone, whose attributes are sorted.
+    """
     if id(node) in seen:
         return
     seen.add(id(node))
-    for key, value in _items(node):
-        for inside, child in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)[0]:
+    values = dict(_items(node))
+    for key, its in _items(given):
+        found = jax.tree_util.tree_flatten_with_path(values[key], is_leaf=_is_node)[0]
+        for (inside, child), its_child in zip(found, jax.tree.leaves(its, is_leaf=_is_node)):
             name = "/".join(
                 filter(None, (path, str(key), jax.tree_util.keystr(inside, simple=True, separator="/")))
             )
@@ -126,7 +131,7 @@ def _leaves(node, path: str, seen: set[int]) -> Iterator[tuple[str, _Leaf]]:
                 arrays = jax.tree.leaves(child)
                 yield name, _Leaf(node, str(key), child, arrays[0] if len(arrays) == 1 else arrays)
             elif isinstance(child, nnx.Pytree):
-                yield from _leaves(child, name, seen)
+                yield from _leaves(child, its_child, name, seen)
             elif isinstance(child, Array | np.ndarray):
                 yield name, _Leaf(node, str(key), child, child)
 
