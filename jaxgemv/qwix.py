@@ -144,7 +144,6 @@ class _Provider(qwix.PtqProvider):
         return einsum(_OP, equation, x, kernel, out_dtype=out_dtype, out_sharding=out_sharding)
 
     def asarray(self, a, dtype=None, order=None, **options):
-        a = flax_util.unbox(a)
         return a if isinstance(a, WithAux) else jnp.asarray(a, dtype, order, **options)
 
     def astype(self, x, dtype, /, **options):

@@ -247,7 +247,7 @@ def test_axis_names():
         ("btd,dh->bth", ValueError, "einsum_str must have 3 labels for the kernel"),
         ("btd,dnh->btnz", ValueError, "einsum_str must have labels of its operands in the result; got {'z'}"),
         ("bt,dnh->btdnh", NotImplementedError, "must be a sum of products"),
-        ("bdd,dnh->bnh", NotImplementedError, "each label once "),
+        ("bdd,dnh->bnh", NotImplementedError, "each label once in an operand"),
         ("btd,dnh->btn", NotImplementedError, "must be a sum of products"),
         ("btd,...d->bt...", NotImplementedError, "no ellipsis in the kernel"),
     ],
