@@ -22,6 +22,8 @@ with warnings.catch_warnings():
     from jaxgemv.flax.nnx import QuantEinsum, QuantEmbed, QuantizedKernel, QuantLinear, quantize_model
 
 D, F, V = 64, 96, 40
+INT3 = {"bits": 3, "group_size": None, "scale_dtype": jnp.float16, "method": "minmax"}
+NVFP4 = {"format": "nvfp4", "method": "minmax"}
 ROUNDING = {"bits": 8, "group_size": 32, "method": "minmax"}
 
 
@@ -42,19 +44,24 @@ class Model(nnx.Module):
         self.embed = nnx.Embed(V, D, rngs=rngs)
         self.layers = nnx.List([Block(rngs)])
         self.more = nnx.data({"a": Block(rngs), "b": (Block(rngs),)})
-        self.again = self.layers[0]
+        self.repeated = self.layers[0]
         self.drop = nnx.Dropout(0.5, rngs=rngs, deterministic=True)
 
     def __call__(self, ids):
         x = self.embed(ids)
-        for layer in (*self.layers, self.more["a"], *self.more["b"], self.again):
+        for layer in (*self.layers, self.more["a"], *self.more["b"], self.repeated):
             x = layer(x)
         return self.embed.attend(self.drop(x))
 
 
+@pytest.fixture(scope="module")
+def made():
+    return nnx.jit(lambda: Model(nnx.Rngs(0)))()
+
+
 @pytest.fixture
-def model():
-    return Model(nnx.Rngs(0))
+def model(made):
+    return nnx.clone(made)
 
 
 @pytest.fixture
@@ -107,7 +114,7 @@ def test_layers(model):
     block = new.layers[0]
     kinds = [type(layer) for layer in (new.embed, block.q, block.o, block.up, block.down)]
     assert kinds == [QuantEmbed, QuantEinsum, QuantEinsum, QuantLinear, QuantLinear]
-    assert new.again is block
+    assert new.repeated is block
     assert type(new.more["b"]) is tuple
     assert type(new.more["b"][0].up) is QuantLinear
     assert type(block.norm) is nnx.RMSNorm
@@ -127,8 +134,8 @@ def test_layers(model):
     before, after = (sum(a.nbytes for a in jax.tree.leaves(nnx.state(m, ...))) for m in (model, new))
     assert (before, after) == (sum(r.before for r in found.values()), sum(r.after for r in found.values()))
 
-    again, found = records(new)
-    assert_equal(nnx.state(again, QuantizedKernel), nnx.state(new, QuantizedKernel))
+    same, found = records(new)
+    assert_equal(nnx.state(same, QuantizedKernel), nnx.state(new, QuantizedKernel))
     assert found["embed/packed"].why == "is quantised already"
 
 
@@ -167,14 +174,14 @@ def test_donate():
     """Memory never holds more than the model and one leaf."""
     model = Many(nnx.Rngs(0))
     kernels = [layer.kernel[...] for layer in model.layers]
-    kept, alive, live = quantize_model(model), [], []
+    kept, alive, live = quantize_model(model, method="minmax"), [], []
 
     def report(record):
         alive.append(sum(not kernel.is_deleted() for kernel in kernels))
         live.append(sum(a.nbytes for a in jax.live_arrays()))
 
     before = sum(a.nbytes for a in jax.live_arrays())
-    new = quantize_model(model, donate=True, report=report)
+    new = quantize_model(model, donate=True, report=report, method="minmax")
     assert alive == [5, 4, 3, 2, 1, 0]
     assert max(live) < before
     codes = sum(a.nbytes for a in jax.tree.leaves(nnx.state(new)))
@@ -195,8 +202,8 @@ class Tied(nnx.Module):
 def test_shared_weights(donate):
     """Layers with one kernel share its codes; an array that something else holds is not deleted."""
     model = Tied(nnx.Rngs(0))
-    expected = quantize(model.a.kernel[...], in_axis=0)
-    new = quantize_model(model, donate=donate)
+    expected = quantize(model.a.kernel[...], in_axis=0, method="minmax")
+    new = quantize_model(model, donate=donate, method="minmax")
     assert new.a.packed is new.b.packed
     assert new.b.bias is not None
     assert_equal(new.b.kernel.tensor, expected)
@@ -256,6 +263,9 @@ def test_what_stays():
     model = nnx.Dict(layers)
     new, found = records(model, predicate=lambda path, array: True)
     assert all(r.what == "kept" for r in found.values())
+    assert list(dict.fromkeys(path.partition("/")[0] for path in found)) == list(
+        layers
+    )  # as they were defined
     assert found["gated/kernel"].why.startswith("is in Gated, not Linear")
     assert found["lora/kernel"].why.startswith("is in LoRALinear")
     assert found["conv/kernel"].why.startswith("is in Conv")
@@ -286,8 +296,8 @@ def test_gradients_leave_the_codes(model, ids):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_sharded_stays_sharded(on_cpu, kind, rng):
     mesh = mesh_of(kind)
-    model = Block(nnx.Rngs(0))
-    x = jnp.asarray(rng.standard_normal((2, 3, D)), jnp.float32)
+    model = nnx.jit(lambda: Block(nnx.Rngs(0)))()
+    x = jnp.asarray(rng.standard_normal((2, D)), jnp.float32)
     expected = quantize_model(model, **ROUNDING)
     specs = {"q": P(None, "model"), "o": P("model"), "up": P("data", "model"), "down": P(None, "model")}
     for name, spec in specs.items():
@@ -306,8 +316,8 @@ def test_sharded_stays_sharded(on_cpu, kind, rng):
         assert_equal(np.asarray(layer.packed[...]), np.asarray(getattr(expected, name).packed[...]))
     if kind == AxisType.Auto:
         with jax.set_mesh(mesh):
-            y = nnx.jit(lambda model, x: model(x))(new, jax.device_put(x, NamedSharding(mesh, P())))
-        np.testing.assert_allclose(y, expected(x), atol=2e-5 * np.abs(y).max())
+            y = nnx.jit(lambda layer, x: layer(x))(new.up, jax.device_put(x, NamedSharding(mesh, P())))
+        np.testing.assert_allclose(y, expected.up(x), atol=2e-5 * np.abs(y).max())
 
 
 def restored(abstract, arrays):
@@ -319,8 +329,8 @@ def restored(abstract, arrays):
 def test_orbax(model, ids, tmp_path):
     """Into the model that nnx.eval_shape gives."""
     ocp = pytest.importorskip("orbax.checkpoint")
-    new = quantize_model(model, format="nvfp4")
-    abstract = nnx.eval_shape(lambda: quantize_model(Model(nnx.Rngs(0)), format="nvfp4"))
+    new = quantize_model(model, **NVFP4)
+    abstract = nnx.eval_shape(lambda: quantize_model(Model(nnx.Rngs(0)), **NVFP4))
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "model", nnx.state(new, QuantizedKernel, nnx.Param)[0])
         checkpointer.save(tmp_path / "rest", nnx.state(new, QuantizedKernel, nnx.Param)[1])
@@ -337,7 +347,7 @@ def test_safetensors(model, ids, tmp_path):
     """By the names of the variables."""
     safetensors = pytest.importorskip("safetensors.numpy")
     del model.drop.rngs
-    new = quantize_model(model, bits=3, group_size=None, scale_dtype=jnp.float16)
+    new = quantize_model(model, **INT3)
     flat = {
         "/".join(map(str, path)): np.asarray(a)
         for path, a in nnx.traversals.flatten_mapping(state(new)).items()
@@ -348,7 +358,7 @@ def test_safetensors(model, ids, tmp_path):
     def blank():
         blank = Model(nnx.Rngs(0))
         del blank.drop.rngs
-        return quantize_model(blank, bits=3, group_size=None, scale_dtype=jnp.float16)
+        return quantize_model(blank, **INT3)
 
     abstract = nnx.eval_shape(blank)
     paths = nnx.traversals.flatten_mapping(state(abstract))

@@ -23,6 +23,11 @@ CONFIG = Config()
 PRODUCTS = 7 * CONFIG.layers + 1  # of an answer with weights
 
 
+@pytest.fixture(scope="module")
+def model():
+    return nnx.jit(lambda: Qwen3(CONFIG, nnx.Rngs(0)))()
+
+
 def quantised_by_us(model, **rounding):
     new = quantize_model(model, **rounding)
     layers = [m for _, m in nnx.iter_graph(new) if isinstance(m, QuantLinear | QuantEinsum | QuantEmbed)]
@@ -36,7 +41,7 @@ def quantised_by_qwix(model, **rule):
         pytest.skip("Qwix needs a newer Flax")
     import jaxgemv.qwix
 
-    provider = jaxgemv.qwix.provider([qwix.QuantizationRule(**rule)])
+    provider = jaxgemv.qwix.provider([qwix.QuantizationRule(**rule)], method="minmax")
     return qwix.quantize_model(model, provider, *arguments(jnp.zeros((1, 2), jnp.int32)))
 
 
@@ -69,16 +74,15 @@ def step(model, ids, cache, start):
 @pytest.mark.parametrize(
     "quantised",
     [
-        functools.partial(quantised_by_us, bits=4, group_size=32),
-        functools.partial(quantised_by_us, format="nvfp4"),
+        functools.partial(quantised_by_us, bits=4, group_size=32, method="minmax"),
+        functools.partial(quantised_by_us, format="nvfp4", method="minmax"),
         functools.partial(quantised_by_qwix, weight_qtype=jnp.int4, tile_size=32),
         functools.partial(quantised_by_qwix, weight_qtype="nf4"),
     ],
     ids=["int4", "nvfp4", "qwix-int4", "qwix-nf4"],
 )
-def test_logits(rng, quantised):
+def test_logits(rng, model, quantised):
     """Of a prompt at once, and of the same in steps, the model being an argument of the jitted step."""
-    model = Qwen3(CONFIG, nnx.Rngs(0))
     new = quantised(model)
     ids = jnp.asarray(rng.integers(0, CONFIG.vocabulary, (2, 6)))
     with jax.default_matmul_precision("highest"):
