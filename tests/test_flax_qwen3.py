@@ -16,9 +16,6 @@ with warnings.catch_warnings():
 
     from jaxgemv.flax.nnx import QuantEinsum, QuantEmbed, QuantLinear, quantize_model
 
-# Qwix 0.1.8 calls what Flax has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:qwix")
-
 CONFIG = Config()
 PRODUCTS = 7 * CONFIG.layers + 1  # of an answer with weights
 

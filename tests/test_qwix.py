@@ -18,9 +18,6 @@ if not hasattr(nnx.Variable, "get_raw_value"):
     pytest.skip("Qwix needs a newer Flax", allow_module_level=True)
 import jaxgemv.qwix  # noqa: E402
 
-# Qwix 0.1.8 calls what Flax has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:qwix")
-
 K, N = 64, 24
 
 
