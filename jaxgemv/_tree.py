@@ -149,10 +149,13 @@ def placed(leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int
     if isinstance(leaf, Tracer) or not isinstance(sharding, NamedSharding):
         return make(leaf)
     mesh = sharding.mesh
-    # With Explicit axes each step would have to say how it is cut.
-    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-    with jax.set_mesh(auto):
-        w = make(jax.device_put(leaf, NamedSharding(auto, sharding.spec)))
+    if AxisType.Explicit in mesh.axis_types:
+        # Else each step would have to say how it is cut.
+        auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        with jax.set_mesh(auto):
+            w = make(jax.device_put(leaf, NamedSharding(auto, sharding.spec)))
+    else:
+        w = make(leaf)
     *lead, n, k = cut(sharding.spec, leaf.ndim)
     k = _evenly(k, w, mesh)
 

@@ -320,6 +320,24 @@ def test_sharded_stays_sharded(on_cpu, kind, rng):
         np.testing.assert_allclose(y, expected.up(x), atol=2e-5 * np.abs(y).max())
 
 
+def test_axis_names_on_a_mesh(on_cpu):
+    """Flax places what has axis names; where K cannot be cut as they say, its name goes."""
+    mesh = mesh_of(AxisType.Auto)
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("data", "model"))
+    with jax.set_mesh(mesh):
+        linear = nnx.Linear(D, F, kernel_init=init, rngs=nnx.Rngs(0))
+        linear.kernel = linear.kernel.replace(
+            jax.device_put(linear.kernel[...], NamedSharding(mesh, P("data", "model")))
+        )
+        new = quantize_model(linear, **ROUNDING | {"group_size": D})
+        again = nnx.merge(*nnx.split(new))
+    for array, expected in (("packed", ("model", "data")), ("scale", ("model", None))):
+        variable = getattr(again, array)
+        metadata = variable.get_metadata()
+        assert tuple(metadata.get("out_sharding") or metadata.get("sharding_names")) == expected
+        assert variable[...].sharding.is_equivalent_to(NamedSharding(mesh, P(*expected)), 2)
+
+
 def restored(abstract, arrays):
     graph, blank = nnx.split(abstract)
     nnx.replace_by_pure_dict(blank, arrays)

@@ -74,9 +74,8 @@ def step(model, ids, cache, start):
         functools.partial(quantised_by_us, bits=4, group_size=32, method="minmax"),
         functools.partial(quantised_by_us, format="nvfp4", method="minmax"),
         functools.partial(quantised_by_qwix, weight_qtype=jnp.int4, tile_size=32),
-        functools.partial(quantised_by_qwix, weight_qtype="nf4"),
     ],
-    ids=["int4", "nvfp4", "qwix-int4", "qwix-nf4"],
+    ids=["int4", "nvfp4", "qwix-int4"],
 )
 def test_logits(rng, model, quantised):
     """Of a prompt at once, and of the same in steps, the model being an argument of the jitted step."""

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemv import QuantizedTensor
@@ -73,12 +74,19 @@ def param(value, metadata: Mapping, shape: tuple[int, ...] | None = None) -> nnx
 
 def metadata(weight: nnx.Variable, layout: Layout, array: str, a: jax.Array) -> dict[str, Any]:
     """The weight's metadata for one of the arrays: axis names as (..., N, K) has them, hooks on values left out."""
+    sharding = None if isinstance(a, Tracer) else getattr(a, "sharding", None)
+    # An axis that could not be cut evenly has lost its name.
+    cut = [*sharding.spec] if isinstance(sharding, NamedSharding) else [True] * a.ndim
+    cut += [None] * (a.ndim - len(cut))
 
     def reorder(names):
         if isinstance(names, NamedSharding):
             return NamedSharding(names.mesh, reorder(names.spec))
         ours = _layer.names_of_array(layout.names(names, weight[...].ndim), array, a.ndim)
+        ours = tuple(name if by is not None else None for name, by in zip(ours, cut))
         return PartitionSpec(*ours) if isinstance(names, PartitionSpec) else ours
 
-    metadata = {name: value for name, value in weight.get_metadata().items() if not name.startswith("on_")}
-    return metadata | {name: reorder(metadata[name]) for name in _AXIS_NAMES if metadata.get(name)}
+    kept = {name: value for name, value in weight.get_metadata().items() if not name.startswith("on_")}
+    names = {name: reorder(kept[name]) for name in _AXIS_NAMES if kept.get(name)}
+    # Flax would place the array by these names, and K may not be cut wherever they say.
+    return kept | names | ({"eager_sharding": False} if names else {})
