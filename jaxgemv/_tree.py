@@ -151,7 +151,9 @@ def placed(leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int
     mesh = sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
         # Else each step would have to say how it is cut.
-        auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        auto = Mesh(
+            np.asarray(mesh.devices), mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
+        )
         with jax.set_mesh(auto):
             w = make(jax.device_put(leaf, NamedSharding(auto, sharding.spec)))
     else:

@@ -37,13 +37,11 @@ class Layout(NamedTuple):
         batch, inner, outer = (
             tuple(extra + a for a in axes) for axes in (self.batch, self.inner, self.outer)
         )
-        in_first = (*batch, *inner, *outer) == tuple(range(extra, kernel.ndim))
-        order = (*range(extra), *batch, *((*inner, *outer) if in_first else (*outer, *inner)))
-        kernel = kernel if in_first else jnp.transpose(kernel, order)
-        k, n = self.k, prod(kernel.shape[extra + len(batch) :]) // self.k
-        return kernel.reshape(*kernel.shape[: extra + len(batch)], *((k, n) if in_first else (n, k))), (
-            -2 if in_first else -1
-        )
+        lead = (*range(extra), *batch)
+        shape = [kernel.shape[a] for a in lead]
+        if (*lead, *inner, *outer) == tuple(range(kernel.ndim)):  # as it lies
+            return kernel.reshape(*shape, self.k, -1), -2
+        return jnp.transpose(kernel, (*lead, *outer, *inner)).reshape(*shape, -1, self.k), -1
 
     def names(self, of_axes, ndim: int) -> tuple:
         """What is said of each of a kernel's `ndim` axes (a name, a mesh axis, None), said of (..., N, K)."""
