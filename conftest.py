@@ -9,12 +9,14 @@ except ImportError as error:  # one line that says what to do
 
 import jax
 from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 # For the sharding in the docs and in the tests; all else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)
 
-pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"]).pytest()
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md", "docs/*.md"]
+).pytest()
 
 
 # The blocks of a page follow one another: each first runs those before it that another process of pytest-xdist has had.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgemv._quantize import quantize
 from jaxgemv._tensor import ARRAYS, QuantizedTensor
@@ -18,6 +18,8 @@ _OP = "quantize_tree"
 _NAMES = "kernel", "weight", "w"
 
 Predicate = Callable[[str, Any], bool | Mapping[str, Any]]
+# Arguments of `quantize`, or None to keep the leaf; and why.
+Choice = tuple[Mapping[str, Any] | None, str]
 
 
 class Record(NamedTuple):
@@ -56,29 +58,56 @@ def quantize_tree(
     with the path of the leaf.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
+    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+
+    def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+        return quantized(leaf, {"in_axis": in_axis} | quantize_arguments | dict(arguments))
+
+    def chosen(name: str, leaf) -> Choice:
+        return choice(_OP, name, leaf, predicate, _by_name)
+
+    donated = (lambda leaf: True) if donate else None
+    return structure.unflatten(converted(_OP, named, chosen, make, donated=donated, report=report))
+
+
+def converted(
+    op: str,
+    leaves: list[tuple[str, Any]],
+    chosen: Callable[[str, Any], Choice],
+    make: Callable[[str, Any, Mapping[str, Any]], Any],
+    *,
+    donated: Callable[[Any], bool] | None,
+    report: Callable[[Record], Any] | None,
+) -> list:
+    """What `make` makes of each leaf that `chosen` has arguments for, and the others. donated: may this one go?"""
     made = []
-    for path, leaf in _with_progress(leaves):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        arguments, why = _choice(name, leaf, predicate)
+    for name, leaf in _with_progress(leaves):
+        arguments, why = chosen(name, leaf)
         new = leaf
         if arguments is not None:
-            new = _quantized(name, leaf, {"in_axis": in_axis} | quantize_arguments | dict(arguments))
+            try:
+                new = make(name, leaf, arguments)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{op}: {name}: {error}") from error
         record = Record(name, _what(new, leaf), why, _nbytes(leaf), _nbytes(new))
-        if donate and new is not leaf and isinstance(leaf, Array) and not isinstance(leaf, Tracer):
+        is_array = isinstance(leaf, Array) and not isinstance(leaf, Tracer)
+        if donated is not None and new is not leaf and is_array and donated(leaf):
             jax.block_until_ready(new)
             leaf.delete()
         made.append(new)
         if report is not None:
             report(record)
-    return structure.unflatten(made)
+    return made
 
 
 def _is_quantized(leaf) -> bool:
     return isinstance(leaf, QuantizedTensor)
 
 
-def _choice(name: str, leaf, predicate: Predicate | None) -> tuple[Mapping[str, Any] | None, str]:
-    """(arguments of quantize, or None to keep the leaf; why)"""
+def choice(
+    op: str, name: str, leaf, predicate: Predicate | None, default: Callable[[str, Any], Choice]
+) -> Choice:
+    """What the predicate, or without one the default, says of a leaf that can be quantised."""
     if _is_quantized(leaf):
         return None, "is quantised already"
     if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -86,40 +115,56 @@ def _choice(name: str, leaf, predicate: Predicate | None) -> tuple[Mapping[str, 
     if leaf.ndim < 2:
         return None, f"has {leaf.ndim} dimension{'s' * (leaf.ndim != 1)}"
     if predicate is None:
-        last = name.rpartition("/")[2]
-        return (
-            ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
-        )
+        return default(name, leaf)
     chosen = predicate(name, leaf)
     if isinstance(chosen, Mapping):
         return chosen, "predicate gave arguments"
     if not isinstance(chosen, bool | np.bool_):
-        raise TypeError(f"{_OP}: predicate must give a bool or a dict for {name}; got {chosen!r}")
+        raise TypeError(f"{op}: predicate must give a bool or a dict for {name}; got {chosen!r}")
     return ({}, "predicate") if chosen else (None, "predicate")
 
 
-def _quantized(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-    try:
-        w = quantize(leaf, **arguments)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{_OP}: {name}: {error}") from error
+def _by_name(name: str, leaf) -> Choice:
+    last = name.rpartition("/")[2]
+    return ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
+
+
+def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+    """`quantize`, and the arrays cut as the leaf is."""
+
+    def cut(spec, ndim: int) -> tuple:
+        spec = [*spec, *(None,) * (ndim - len(spec))]
+        k = spec.pop(arguments["in_axis"])
+        return (*spec, k)
+
+    return placed(leaf, lambda leaf: quantize(leaf, **arguments), cut)
+
+
+def placed(leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int], tuple]) -> QuantizedTensor:
+    """`make(leaf)`, cut as the leaf, along K as far as each part is whole words and groups.
+
+    cut: (spec, dimensions) of the leaf to what cuts (..., N, K).
+    """
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Tracer) or not isinstance(sharding, NamedSharding):
-        return w
-    axis = arguments["in_axis"] % leaf.ndim
-    return _placed(w, sharding, axis)
-
-
-def _placed(w: QuantizedTensor, sharding: NamedSharding, axis: int) -> QuantizedTensor:
-    """Its arrays cut as the matrix was, of which `axis` is K."""
-    cut = (*sharding.spec, *(None,) * (w.ndim - len(sharding.spec)))
-    *lead, n = (each for i, each in enumerate(cut) if i != axis)
-    k = _evenly(cut[axis], w, sharding.mesh)
+        return make(leaf)
+    mesh = sharding.mesh
+    if AxisType.Explicit in mesh.axis_types:
+        # Else each step would have to say how it is cut.
+        auto = Mesh(
+            np.asarray(mesh.devices), mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
+        )
+        with jax.set_mesh(auto):
+            w = make(jax.device_put(leaf, NamedSharding(auto, sharding.spec)))
+    else:
+        w = make(leaf)
+    *lead, n, k = cut(sharding.spec, leaf.ndim)
+    k = _evenly(k, w, mesh)
 
     def place(name: str, a: Array) -> Array:
         spec = (*lead, n, k) if name not in ("codebook", "perm", "global_scale") else lead
-        spec = [each if size % _size(each, sharding.mesh) == 0 else None for each, size in zip(spec, a.shape)]
-        return jax.device_put(a, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+        spec = [each if size % _size(each, mesh) == 0 else None for each, size in zip(spec, a.shape)]
+        return jax.device_put(a, NamedSharding(mesh, PartitionSpec(*spec)))
 
     arrays = {name: place(name, a) for name in ARRAYS if (a := getattr(w, name)) is not None}
     return QuantizedTensor(**arrays, bits=w.bits, group_size=w.group_size, k=w.k)
@@ -145,9 +190,7 @@ def _what(new, leaf) -> str:
 
 
 def _nbytes(leaf) -> int:
-    return sum(
-        prod(a.shape) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(leaf) if hasattr(a, "dtype")
-    )
+    return sum(prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(leaf) if hasattr(a, "dtype"))
 
 
 def _with_progress(leaves: list) -> Iterable:

@@ -23,6 +23,7 @@ LEVELS = (
     {"_config", "reference"},
     {"jaxgemv"},
     {"flax", "formats"},
+    {"qwix"},
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
@@ -91,7 +92,7 @@ print(sorted(after - before - set(sys.stdlib_module_names)))
 
 def test_public_names():
     """What the README documents; anything else would be a promise made by accident."""
-    public = {name for name in vars(jaxgemv) if not name.startswith("_")} - {"flax", "formats"}
+    public = {name for name in vars(jaxgemv) if not name.startswith("_")} - {"flax", "formats", "qwix"}
     functions = {f"gemv_int{bits}" for bits in range(1, 9)} | {
         "gemv",
         "quantize",

@@ -1,12 +1,14 @@
-"""What both layers share: arguments they refuse, the weight from its arrays, the product in Flax's dtypes."""
+"""What the layers of both APIs share: arguments they refuse, the weight from its arrays, Flax's dtypes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.linen.dtypes import canonicalize_dtype
 from jax import Array, lax
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import QuantizedTensor
 from jaxgemv._check import FLOAT8, ONE_BYTE
 from jaxgemv._quantize import static
 
@@ -44,26 +46,15 @@ def weight(arrays: Mapping, *, bits: int, group_size: int | None, k: int) -> Qua
     return QuantizedTensor(**arrays, **static(bits, group_size, k, is_float8=is_float8))
 
 
-def out_in(names, ndim: int, name: str, array_ndim: int) -> tuple:
-    """The axis names of a (..., in, out) kernel for the array `name` of a (..., N, K) weight, out before in."""
-    names = (*names, *(None,) * (ndim - len(names)))
-    lead = names[:-2]
-    if name == "codebook":
-        return (*lead, None)
-    return (*lead, names[-1], names[-2])[:array_ndim]
+def names_of_array(names: tuple, array: str, ndim: int) -> tuple:
+    """The axis names of a (..., N, K) weight for one of its arrays."""
+    if array == "codebook":
+        return (*names[:-2], None)
+    return names[:ndim]
 
 
-def product(
-    inputs,
-    w: QuantizedTensor,
-    bias,
-    *,
-    dtype,
-    out_dtype=None,
-    out_sharding=None,
-    implementation: str | None = None,
-) -> Array:
-    """inputs (..., K) in Flax's computation dtype, in which w counts as an array of its scale's dtype.
+def promoted(inputs, w: QuantizedTensor, bias, *, dtype, out_dtype=None) -> tuple[Array, Any]:
+    """inputs in Flax's computation dtype, in which w counts as an array of its scale's dtype, and the result's dtype.
 
     A scale of one byte does not count: nobody wants results of that type.
     """
@@ -71,12 +62,19 @@ def product(
     dtype = canonicalize_dtype(inputs, scale, bias, dtype=dtype)
     if out_dtype is not None and bias is not None:
         out_dtype = jnp.promote_types(out_dtype, dtype)
-    x = jnp.asarray(inputs, dtype)
-    return gemv(
-        x,
-        w,
-        bias=bias,
-        out_dtype=out_dtype or dtype,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    return jnp.asarray(inputs, dtype), out_dtype or dtype
+
+
+def in_boxes(box, arrays: dict[str, Array], reorder: Callable[[tuple, int], tuple]) -> dict[str, Any]:
+    """The arrays of a weight, in boxes if its kernel comes in one. reorder: a kernel's axis names to (..., N, K)."""
+    if not isinstance(box, nn.meta.AxisMetadata):
+        return arrays
+    if not isinstance(box, nn.Partitioned):
+        raise TypeError(
+            f"jaxgemv.flax: the kernel's metadata must be nn.Partitioned; got {type(box).__name__}"
+        )
+    ndim = jnp.ndim(box.value)
+    names = reorder((*box.names, *(None,) * (ndim - len(box.names))), ndim)
+    return {
+        name: box.replace(value=a, names=names_of_array(names, name, a.ndim)) for name, a in arrays.items()
+    }

@@ -1,4 +1,4 @@
-"""`QuantDense`: `flax.linen.Dense` over a low-bit kernel."""
+"""`QuantDense`: `flax.linen.Dense` over a low-bit kernel; `quantize_variables`, which makes its variables."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,10 +14,11 @@ from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer, PrecisionLike
 from jax import Array
 
-from jaxgemv import quantize
+from jaxgemv import gemv, quantize
 from jaxgemv._formats import GroupSize, resolve
 from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
+from jaxgemv.flax._variables import quantize_variables as quantize_variables
 
 _NO_HOOKS = {"promote_dtype": promote_dtype, "dot_general": None, "dot_general_cls": None}
 
@@ -80,7 +81,8 @@ class QuantDense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         w = _layer.weight(kernel, bits=self.bits, group_size=self.group_size, k=k)
-        return _layer.product(inputs, w, bias, dtype=self.dtype, implementation=self.implementation)
+        x, out_dtype = _layer.promoted(inputs, w, bias, dtype=self.dtype)
+        return gemv(x, w, bias=bias, out_dtype=out_dtype, implementation=self.implementation)
 
     @classmethod
     def from_dense(
@@ -140,13 +142,4 @@ def _quantized(layer: QuantDense, kernel) -> dict[str, Any]:
         scale_dtype=layer.scale_dtype,
     )
     arrays = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None}
-    if not isinstance(kernel, nn.meta.AxisMetadata):
-        return arrays
-    if not isinstance(kernel, nn.Partitioned):
-        raise TypeError(
-            f"QuantDense: the kernel's metadata must be nn.Partitioned; got {type(kernel).__name__}"
-        )
-    return {
-        name: kernel.replace(value=a, names=_layer.out_in(kernel.names, w.ndim, name, a.ndim))
-        for name, a in arrays.items()
-    }
+    return _layer.in_boxes(kernel, arrays, lambda names, ndim: (*names[:-2], names[-1], names[-2]))

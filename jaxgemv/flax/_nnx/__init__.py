@@ -1,0 +1,1 @@
+"""The layers and the function that `jaxgemv.flax.nnx` offers."""

@@ -1,0 +1,68 @@
+"""`quantize_variables`: what linen models of `nn.Dense` were trained to, for the same of `QuantDense`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxgemv import QuantizedTensor
+from jaxgemv._tensor import ARRAYS
+from jaxgemv._tree import Choice, Predicate, Record, choice, converted, quantized
+from jaxgemv.flax import _layer
+
+_OP = "quantize_variables"
+
+
+def quantize_variables(
+    variables: Mapping[str, Any],
+    *,
+    predicate: Predicate | None = None,
+    donate: bool = False,
+    report: Callable[[Record], Any] | None = None,
+    **quantize_arguments: Any,
+) -> dict[str, Any]:
+    """The variables of a linen model, with the kernels of its `nn.Dense` layers as `QuantDense` has them.
+
+    `params/.../kernel` becomes `quant/.../kernel`; all else stays as it is. They fit the model in which `QuantDense`,
+    with the same bits, format and group_size, stands in the place of `nn.Dense` and has its name.
+
+    - variables: `{"params": ...}` and other collections, boxed (`nn.with_partitioning`) or not.
+    - predicate: as in `jaxgemv.quantize_tree`. By default matrices whose path ends in kernel; a stack of `nn.scan` is
+      (..., in, out) and needs to be named, since the kernel of a convolution looks alike.
+    - donate, report, quantize_arguments: as in `jaxgemv.quantize_tree`.
+
+    Raises ValueError for variables without params, and what `quantize` raises, with the path of the leaf.
+    """
+    if "params" not in variables:
+        raise ValueError(f"{_OP}: variables must have a collection params; got {', '.join(variables)}")
+    flat: dict[tuple, Any] = flatten_dict(dict(variables["params"]))
+    boxes = {"/".join(path): leaf for path, leaf in flat.items()}
+
+    def chosen(name: str, leaf) -> Choice:
+        return choice(_OP, name, leaf, predicate, _default)
+
+    def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+        return quantized(leaf, quantize_arguments | dict(arguments) | {"in_axis": -2})
+
+    leaves = [(name, nn.meta.unbox(leaf)) for name, leaf in boxes.items()]
+    made = converted(
+        _OP, leaves, chosen, make, donated=(lambda leaf: True) if donate else None, report=report
+    )
+    params: dict[tuple, Any] = {}
+    quant: dict[tuple, Any] = flatten_dict(dict(variables.get("quant", {})))
+    for (path, box), new in zip(flat.items(), made):
+        if not isinstance(new, QuantizedTensor):
+            params[path] = box
+            continue
+        arrays = {name: a for name in ARRAYS if (a := getattr(new, name)) is not None}
+        quant[path] = _layer.in_boxes(box, arrays, lambda names, ndim: (*names[:-2], names[-1], names[-2]))
+    others = {name: collection for name, collection in variables.items() if name not in ("params", "quant")}
+    return others | {"params": unflatten_dict(params), "quant": unflatten_dict(quant)}
+
+
+def _default(name: str, leaf) -> Choice:
+    last = name.rpartition("/")[2]
+    if last != "kernel":
+        return None, f"ends in {last}, not kernel"
+    return ({}, "ends in kernel") if leaf.ndim == 2 else (None, f"has {leaf.ndim} dimensions")
