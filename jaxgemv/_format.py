@@ -82,6 +82,9 @@ def _unpack(packed, *, bits, k):
         packed = jax.lax.bitcast_convert_type(
             packed.reshape(*packed.shape[:-1], packed.shape[-1] // 4, 4), jnp.uint32
         )
+    if bits == 8:
+        codes = jax.lax.bitcast_convert_type(packed, jnp.uint8)
+        return codes.reshape(*packed.shape[:-1], packed.shape[-1] * 4)[..., :k]
     count, words = _block(bits)
     # Codes come in runs that fit into a word of their own: that is put together from one word or two, and gives a code.
     run = count if words == 1 else 4

@@ -37,17 +37,16 @@ struct SpanShape {
       kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256 : 128;
   // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
   // architecture. Fewer words are more blocks and sums.
-  using Warps = std::array<int, 3>;
-  static constexpr bool kPlain = kParts == Parts::kNone;
-  static constexpr Warps kWarps = kIsTable && kRows <= 2 ? Warps{16, 16, 16}
-                                  : kRows <= 2 ? (kBits == 4   ? Warps{8, kPlain ? 16 : 12, 16}
-                                                  : kBits == 8 ? Warps{12, 12, 16}
-                                                  : kPlain     ? Warps{12, 16, 16}
-                                                               : Warps{8, 16, 16})
-                                  : kBits != 4 || kTwice ? Warps{8, 8, 8}
-                                  : kRows == 8           ? Warps{8, 12, 16}
-                                                         : Warps{8, 8, kPlain ? 12 : 8};
-  static constexpr int kMaxWarps = kWarps[kLaneWords / 2];
+  static constexpr std::array<int, 3> warps() {
+    constexpr bool kPlain = kParts == Parts::kNone;
+    if (kRows <= 2 && kIsTable) return {16, 16, 16};
+    if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
+    if (kRows <= 2 && kBits == 8) return {12, 12, 16};
+    if (kRows <= 2) return {kPlain ? 12 : 8, 16, 16};
+    if (kBits != 4 || kTwice) return {8, 8, 8};
+    return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain ? 12 : 8};
+  }
+  static constexpr int kMaxWarps = warps()[kLaneWords / 2];
 };
 
 // x in registers: one or two rows as bytes, more as fp16.
