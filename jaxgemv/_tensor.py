@@ -143,8 +143,11 @@ class QuantizedTensor:
     def __getitem__(self, i) -> "QuantizedTensor":
         """Entries of the leading dimension: of a stack, or rows of a matrix. By an integer array: (*i.shape, ...).
 
-        An index out of range raises IndexError, or while tracing gives NaN weights.
+        An index out of range raises IndexError, or while tracing gives NaN weights. `w[...]` is w, as Flax NNX's
+        variables are read.
         """
+        if i is Ellipsis:
+            return self
         size = self.packed.shape[0]
         if not isinstance(i, slice):
             i = _checked(i, size)
