@@ -150,6 +150,11 @@ def _look_up(codebook, codes):
     return rows.reshape(codes.shape)
 
 
+def whole_words(packed: Array) -> Array:
+    """Words as they are, float8 codes (..., K) padded to words, as kernels take both."""
+    return pad_last(packed, -packed.shape[-1] % 4) if packed.dtype in FLOAT8 else packed
+
+
 def spread(parameter, *, ndim, group, k, dtype=jnp.float32):
     """A parameter of shape (...,), (..., N) or (..., N, G) that broadcasts against (..., N, K)."""
     p = jnp.asarray(parameter).astype(dtype)

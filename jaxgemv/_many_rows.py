@@ -21,7 +21,7 @@ from jax import Array
 from jaxgemv import _dispatch, _reference
 from jaxgemv._check import FLOATS
 from jaxgemv._ffi import TARGET
-from jaxgemv._format import pad_last, spread, unpack, weights
+from jaxgemv._format import pad_last, spread, unpack, weights, whole_words
 from jaxgemv._operands import Operands, Static
 
 # K for which sums of products of bytes are within int32, with room for a zero.
@@ -104,6 +104,7 @@ def _by_kernel(
     w: Mapping[str, Array], entry: Array | None, *, dtype: np.dtype, bits: int, group: int | None, k: int
 ) -> Array:
     """The transposed product with the identity, which reads a stack where it is. Rows are padded to whole 16 bytes."""
+    w = {**w, "packed": whole_words(w["packed"])}
     if entry is None:
         w = {name: a[None] for name, a in w.items()}
     shape = w["packed"].shape[-2], k + -k % (16 // dtype.itemsize)

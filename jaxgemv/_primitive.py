@@ -14,9 +14,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxgemv import _around, _dispatch, _grouped, _many_rows, _reference
-from jaxgemv._check import FLOAT8, ONE_BYTE
+from jaxgemv._check import ONE_BYTE
 from jaxgemv._ffi import TARGET, backends
-from jaxgemv._format import pad_last
+from jaxgemv._format import whole_words
 from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
 from jaxgemv._sharding import auto, explicit
 
@@ -223,8 +223,7 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     rounds = _dispatch.rounds(platform, o, s)
     if rounds and s.x_dtype is not None:
         o = o._replace(x=o.x.astype(s.x_dtype))
-    if o.packed.dtype in FLOAT8:  # to whole words
-        o = o._replace(packed=pad_last(o.packed, -o.packed.shape[-1] % 4))
+    o = o._replace(packed=whole_words(o.packed))
     if o.scale is None and o.zero is not None:  # a product of integers
         o = o._replace(zero=o.zero.astype(np.int32))
     given = {name: a if o.index is not None else a[None] for name, a in o.weight().items()}

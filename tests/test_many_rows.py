@@ -71,6 +71,33 @@ def test_values(elsewhere, bits, x, rng):
         check(y, p)
 
 
+@pytest.mark.parametrize(
+    ("format", "bits", "x"),
+    [
+        ("codebook", 4, "bfloat16"),
+        ("codebook", 3, "float16"),
+        ("float8_e4m3fn", 8, "bfloat16"),
+        ("float8_e5m2", 8, "float32"),
+    ],
+)
+def test_formats(elsewhere, format, bits, x, rng):
+    cases = [
+        Case(65, 40, 256, 16, bias=True, scale="float8_e4m3fn"),
+        Case(70, 100, 1031, 36),  # groups that end anywhere, and float8 rows that are no whole words
+        Case(128, 33, 200, 40, scale="float32"),
+        Case(90, 9, 77, "tensor"),
+        Case(512, 24, 130, 64, scale="float8_e8m0fnu"),
+    ]
+    problems = [make(rng, bits, x, case, format=format) for case in cases]
+
+    @jax.jit
+    def products(args):
+        return [gemv(x, w, bias=b, out_dtype="float32", **elsewhere) for x, w, b in args]
+
+    for y, p in zip(products([(p.x, p.tensor, p.bias) for p in problems]), problems):
+        check(y, p)
+
+
 @FLOATS
 def test_gradient(elsewhere, x, rng):
     """Of x: the cotangent is what meets the weight, in its own dtype."""
