@@ -1,4 +1,4 @@
-"""`jaxgemv.flax.nnx.quantize_model`: which layers, what it says of them, what memory it takes, where the arrays lie."""
+"""`jaxgemv.flax.nnx.quantize_model`: which layers, what it says of them, what memory it takes."""
 
 import operator
 import warnings
@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
-from sharded import mesh_of
+from nnx_block import ROUNDING, Block, D, F
 from tolerance import assert_equal
 
 from jaxgemv import quantize
@@ -21,22 +19,9 @@ with warnings.catch_warnings():
 
     from jaxgemv.flax.nnx import QuantEinsum, QuantEmbed, QuantizedKernel, QuantLinear, quantize_model
 
-D, F, V = 64, 96, 40
+V = 40
 INT3 = {"bits": 3, "group_size": None, "scale_dtype": jnp.float16, "method": "minmax"}
 NVFP4 = {"format": "nvfp4", "method": "minmax"}
-ROUNDING = {"bits": 8, "group_size": 32, "method": "minmax"}
-
-
-class Block(nnx.Module):
-    def __init__(self, rngs):
-        self.q = nnx.Einsum("btd,dnh->btnh", (D, 4, 16), (4, 16), rngs=rngs)
-        self.o = nnx.Einsum("btnh,nhd->btd", (4, 16, D), rngs=rngs)
-        self.up = nnx.Linear(D, F, rngs=rngs)
-        self.down = nnx.LinearGeneral(F, D, rngs=rngs)
-        self.norm = nnx.RMSNorm(D, rngs=rngs)
-
-    def __call__(self, x):
-        return x + self.down(nnx.silu(self.up(self.norm(self.o(self.q(x))))))
 
 
 class Model(nnx.Module):
@@ -291,51 +276,6 @@ def test_gradients_leave_the_codes(model, ids):
     grads = nnx.to_pure_dict(nnx.grad(lambda model: model(ids).sum())(new))
     assert set(grads["more"]["a"]) == {"q", "up", "down", "norm"}  # their biases and the scale
     assert "embed" not in grads
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_sharded_stays_sharded(on_cpu, kind, rng):
-    mesh = mesh_of(kind)
-    model = nnx.jit(lambda: Block(nnx.Rngs(0)))()
-    x = jnp.asarray(rng.standard_normal((2, D)), jnp.float32)
-    expected = quantize_model(model, **ROUNDING)
-    specs = {"q": P(None, "model"), "o": P("model"), "up": P("data", "model"), "down": P(None, "model")}
-    for name, spec in specs.items():
-        layer = getattr(model, name)
-        layer.kernel = nnx.Param(jax.device_put(layer.kernel[...], NamedSharding(mesh, spec)))
-    new = quantize_model(model, **ROUNDING)
-    cut = {
-        "q": P("model"),
-        "o": P(),
-        "up": P("model", "data"),
-        "down": P("model"),
-    }  # K = 64 has 2 whole groups
-    for name, spec in cut.items():
-        layer = getattr(new, name)
-        assert layer.packed[...].sharding.is_equivalent_to(NamedSharding(mesh, spec), 2), name
-        assert_equal(np.asarray(layer.packed[...]), np.asarray(getattr(expected, name).packed[...]))
-    if kind == AxisType.Auto:
-        with jax.set_mesh(mesh):
-            y = nnx.jit(lambda layer, x: layer(x))(new.up, jax.device_put(x, NamedSharding(mesh, P())))
-        np.testing.assert_allclose(y, expected.up(x), atol=2e-5 * np.abs(y).max())
-
-
-def test_axis_names_on_a_mesh(on_cpu):
-    """Flax places what has axis names; where K cannot be cut as they say, its name goes."""
-    mesh = mesh_of(AxisType.Auto)
-    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("data", "model"))
-    with jax.set_mesh(mesh):
-        linear = nnx.Linear(D, F, kernel_init=init, rngs=nnx.Rngs(0))
-        linear.kernel = linear.kernel.replace(
-            jax.device_put(linear.kernel[...], NamedSharding(mesh, P("data", "model")))
-        )
-        new = quantize_model(linear, **ROUNDING | {"group_size": D})
-        again = nnx.merge(*nnx.split(new))
-    for array, expected in (("packed", ("model", "data")), ("scale", ("model", None))):
-        variable = getattr(again, array)
-        metadata = variable.get_metadata()
-        assert tuple(metadata.get("out_sharding") or metadata.get("sharding_names")) == expected
-        assert variable[...].sharding.is_equivalent_to(NamedSharding(mesh, P(*expected)), 2)
 
 
 def restored(abstract, arrays):
