@@ -74,6 +74,21 @@ def f32_dot(bits: int) -> list[Case]:
     ]
 
 
+def bf16_dot(bits: int) -> list[Case]:
+    """Up to two rows, and whole blocks of 64 bytes: groups of these or of parts of one; or one of all."""
+    block, lane = 512 // bits, 32 // bits
+    return [
+        Case(1, 1, 1, "tensor", "mid"),
+        Case(1, 40, 1280, block, "zero", bias=True, scale="float32"),
+        Case(2, 67, 2 * block + 1, 2 * block, "offset"),
+        Case(1, 33, 1100, "row", "integer", bytes=True),
+        Case(2, 24, 999, lane, "fraction", scale="float16"),
+        Case(1, 130, 4096, 4 * lane, "zero", scale="bfloat16"),
+        Case(2, 6, 7, "row", "fraction"),
+        Case(0, 8, 64, "row", "zero"),
+    ]
+
+
 def float_panel(bits: int) -> list[Case]:
     """Of codes that stand for floats what `anything` has of integers, in fewer."""
     return [
@@ -92,6 +107,18 @@ def float_pairs(bits: int) -> list[Case]:
         Case(12, 75, 1152, 128, bias=True),
         Case(33, 48, 640, 32, scale="float8_e8m0fnu", bytes=True),
         Case(17, 33, 1100, "row"),
+    ]
+
+
+def bf16_dot_floats(bits: int) -> list[Case]:
+    """Codebooks have the scale's dtype, which has to be bfloat16."""
+    block = 512 // bits
+    return [
+        Case(1, 40, 1280, block, bias=True),
+        Case(2, 67, 2 * block + 1, "row", bytes=True),
+        Case(1, 33, 1024, block // 2),
+        Case(2, 24, 999, 32, scale="float8_e8m0fnu"),
+        Case(1, 5, 64, "tensor"),
     ]
 
 
@@ -235,6 +262,7 @@ MUST_TAKE = {
     "amx_int8": amx_int8,
     "amx_bf16": amx_bf16,
     "bf16_panel": bf16_panel,
+    "bf16_dot": bf16_dot,
     "": reference,
 }
 # Of codes that stand for floats, where those are others.
@@ -246,6 +274,7 @@ MUST_TAKE_FLOATS = {
     "f32_dot": f32_dot,
     "f32_panel": float_panel,
     "bf16_panel": float_pairs,
+    "bf16_dot": bf16_dot_floats,
     "amx_bf16": amx_floats,
 }
 MUST_TAKE_TRANSPOSED = {

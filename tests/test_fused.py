@@ -41,6 +41,7 @@ VARIANTS = (
 # Rows that a kernel takes, where not any number of them.
 ROWS = {
     "int8_dot": (1, 2),
+    "bf16_dot": (1, 2),
     "amx_int8": (2, 64),
     "amx_bf16": (12, 64),
     "stream": (1, 16),

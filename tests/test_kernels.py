@@ -115,7 +115,7 @@ FOR_MANY = "amx_bf16", "wgmma_any"  # rows
 FLOAT8_ROWS = by_name(
     k
     for k in kernels(transposed=False, formats=["float8_e4m3fn", "float8_e5m2"])
-    if k.name not in ("bf16_panel", "amx_bf16") or k.x == "bfloat16"
+    if k.name not in ("bf16_dot", "bf16_panel", "amx_bf16") or k.x == "bfloat16"
 )
 
 

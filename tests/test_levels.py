@@ -88,9 +88,10 @@ def has(name):
 def test_chosen(isa, rng):
     """By rows of x, and by whether groups suit."""
     panel = "bf16_panel" if has("bf16_panel") else "f32_panel"
+    dot = "bf16_dot" if has("bf16_dot") else "int8_dot"
     for m, group, expected in [
-        (1, 128, "int8_dot"),
-        (2, 128, "amx_int8" if isa == "amx" else "int8_dot"),
+        (1, 128, dot),
+        (2, 128, "amx_int8" if isa == "amx" else dot),
         (3, 128, "amx_int8" if isa == "amx" else panel),
         (12, 128, "amx_bf16" if isa == "amx" else panel),
         (1, 7, "f32_panel"),
@@ -110,6 +111,12 @@ REFUSED = {
     "amx_bf16": [
         (4, "float32", Case(12, 40, 512, 128)),
         (3, "bfloat16", Case(12, 40, 512, 128)),
+    ],
+    "bf16_dot": [
+        (4, "float16", Case(1, 40, 512, 128)),
+        (4, "bfloat16", Case(1, 40, 512, 96)),  # blocks have 128 codes
+        (3, "bfloat16", Case(1, 40, 512, 128)),
+        (4, "bfloat16", Case(3, 48, 512, 128)),
     ],
     "bf16_panel": [
         (4, "float16", Case(12, 40, 512, 128)),
@@ -171,13 +178,14 @@ def test_small_elements(isa, bits, rng):
             assert_close(y, exact, exact, k, dtype=jnp.float32, contract=True)
 
 
-@pytest.mark.parametrize("name", ["f32_panel", "bf16_panel"])
+@pytest.mark.parametrize("name", ["f32_panel", "bf16_panel", "bf16_dot"])
 def test_long_sums_of_one_sign(isa, name, rng):
     """Nothing cancels, so that what is lost of a long sum shows: 2^-20 of it at most."""
     if not has(name):
         pytest.skip(f"{isa} has no {name}")
     n = 40
     for k, group, rows in [(1100, "row", 3), (1100, 64, 9), (14336, "row", 8), (14336, 128, 17)]:
+        rows = min(rows, 2) if name == "bf16_dot" else rows
         p = make(rng, 4, "bfloat16", Case(rows, n, k, group, "offset", scale="float32"))
         x = np.abs(p.x) + p.x.dtype.type(0.5)
         p = dataclasses.replace(p, x=x, scale=np.abs(p.scale), offset=np.abs(p.offset))
@@ -188,15 +196,19 @@ def test_long_sums_of_one_sign(isa, name, rng):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2.0**101, 1e36, 1e-39, 2.0**100, 2.0**-126, 0])
-def test_values_of_pairs(isa, value, rng):
-    """bf16_panel leaves to f32_panel what its instruction does not treat as float32 does."""
-    if not has("bf16_panel"):
-        pytest.skip(f"{isa} has no bf16_panel")
-    p = with_element(make(rng, 4, "bfloat16", Case(9, 40, 1100, 100, "zero")), 777, value)
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("bf16_panel", Case(9, 40, 1100, 100, "zero")), ("bf16_dot", Case(2, 40, 1100, "row", "zero"))],
+)
+def test_values_of_pairs(isa, name, case, value, rng):
+    """They leave to f32_panel what their instruction does not treat as float32 does."""
+    if not has(name):
+        pytest.skip(f"{isa} has no {name}")
+    p = with_element(make(rng, 4, "bfloat16", case), 777, value)
     y = np.asarray(gemv(p.x, p.tensor, out_dtype="float32", implementation="cpu"))
     fits = value == 0 or 2.0**-126 <= abs(value) <= 2.0**100
     if isa != "amx":
-        assert last_kernel("cpu") == ("bf16_panel" if fits else "f32_panel")
+        assert last_kernel("cpu") == (name if fits else "f32_panel")
     if np.isfinite(value):
         assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
         return

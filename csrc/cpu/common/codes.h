@@ -21,6 +21,7 @@ enum class XKind {
   kSlices,      // slices of fixed-point numbers, of kSliceBits: int8_dot.h
   kParts,       // words of several codes: int8_panel.h
   kPairs,       // pairs of bfloat16: bf16_panel.h
+  kPairBlocks,  // the same in the order of memory: bf16_dot.h
   kTileFloats,  // AMX tiles of bfloat16: amx_bf16.h
   kTileSlices,  // AMX tiles of int8 slices: amx_int8.h
 };

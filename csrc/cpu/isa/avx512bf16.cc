@@ -1,6 +1,7 @@
 // AVX-512 with VBMI and BF16.
 #include "avx512bf16.h"
 
+#include "../bf16_dot.h"
 #include "../bf16_panel.h"
 #include "kernels.h"
 
@@ -9,6 +10,8 @@ namespace {
 
 constexpr Rows kBf16Rows = make_rows([](Rows& rows) {
   rows.add<Bf16Panel, XKind::kPairs, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
+  rows.add<Bf16Dot, XKind::kPairBlocks, Format::kAffine, Format::kCodebook, Format::kE4M3,
            Format::kE5M2>();
 });
 

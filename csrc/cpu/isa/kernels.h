@@ -7,6 +7,7 @@
 // threads:
 //   int8_dot.h    up to kDotRows rows of x, bound by memory
 //   int8_x_dot.h, f32_dot.h   the same of int8 x, and of codes that stand for floats
+//   bf16_dot.h    the same of bfloat16 x, where its products are faster
 //   int8_panel.h  more of them of int8 x
 //   f32_panel.h   more of them, and what others do not take, bound by multiplications
 //   bf16_panel.h  the same of bfloat16 x, where its products are faster
