@@ -140,17 +140,16 @@ struct Bf16Dot {
         });
   }
 
+  template <int kXRows>
+  static void run_x_rows(const Problem& p, const Operands& o, Index slice, Index stack,
+                         const float* x, Index begin, Index end, float* scratch) {
+    const bool is_by_lane = p.group < kCodes && p.group < p.K;
+    const auto run = is_by_lane ? run_rows<kXRows, true> : run_rows<kXRows, false>;
+    run(p, o, slice, stack, x, begin, end, scratch);
+  }
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,
                   Index begin, Index end, float* scratch) {
-    const auto run_x_rows = [&]<int kXRows>(std::integral_constant<int, kXRows>) {
-      const bool is_by_lane = p.group < kCodes && p.group < p.K;
-      (is_by_lane ? run_rows<kXRows, true> : run_rows<kXRows, false>)(p, o, slice, stack, x, begin,
-                                                                      end, scratch);
-    };
-    if (p.M == 1)
-      run_x_rows(std::integral_constant<int, 1>());
-    else
-      run_x_rows(std::integral_constant<int, kDotRows>());
+    (p.M == 1 ? run_x_rows<1> : run_x_rows<kDotRows>)(p, o, slice, stack, x, begin, end, scratch);
   }
 };
 
