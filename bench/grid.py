@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
 
@@ -148,13 +149,14 @@ class _Alike:
 
 
 def run(device, cells: list[Cell], progress, task) -> tuple[list[Row], dict]:
-    """(a row for each cell, how it was measured)"""
+    """(a row for each cell, how it was measured). An interrupt ends it with the rows that there are."""
     began = time.perf_counter()
     grid = Grid(device, cells)
     rows = []
-    for row in grid.rows(cells, lambda what: progress.update(task, description=what)):
-        rows.append(row)
-        progress.advance(task)
+    with suppress(KeyboardInterrupt):
+        for row in grid.rows(cells, lambda what: progress.update(task, description=what)):
+            rows.append(row)
+            progress.advance(task)
     complete(rows)
     seconds = round(time.perf_counter() - began, 1)
     return rows, {**grid.method(), "seconds": seconds}

@@ -8,6 +8,7 @@
 #include <limits>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "gemv.h"
 
@@ -93,11 +94,14 @@ const Row* choose(std::span<const Row> table, std::span<const Crossover> crossov
            info.transposed == problem.transposed && given.without(info.operands).empty() &&
            (only.empty() || info.name == only);
   };
-  for (const Crossover& crossover : crossovers)
-    for (const Row& row : table)
-      if (crossover.prefers(row.info, problem) && fits(row.info) && supports(row)) return &row;
+  std::vector<const Row*> rows;  // a few of hundreds: names are compared for these alone
   for (const Row& row : table)
-    if (fits(row.info) && supports(row)) return &row;
+    if (fits(row.info)) rows.push_back(&row);
+  for (const Crossover& crossover : crossovers)
+    for (const Row* row : rows)
+      if (crossover.prefers(row->info, problem) && supports(*row)) return row;
+  for (const Row* row : rows)
+    if (supports(*row)) return row;
   return nullptr;
 }
 

@@ -60,6 +60,8 @@ GEMMA = (
     ("ffn_post_norm", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
     ("ffn_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
 )
+# Matrices of the same x, which are one product where their codes are alike.
+TOGETHER = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
 TOP = (
     ("embedding", "token_embd.weight", "embed_tokens.weight"),
     ("norm", "output_norm.weight", "norm.weight"),
@@ -110,15 +112,10 @@ def open_model(path, dtype, *, context: int = 2048, weights: dict | None = None)
     params = {ours: jax.device_put(load(name)) for ours, name in top.items()}
     if not is_gguf and (factors := configs.rope_factors(checkpoint.config, config)) is not None:
         params["rope_factors"] = jnp.asarray(factors)
-    entries = checkpoint.entries
-    if not is_gemma and all(len({entries[name][:2] for name in names}) == 1 for names in of_layer.values()):
-        # A loop over layers that are alike compiles sooner. Two copies at a time of one kind of matrix, not of all.
-        params["layers"] = {ours: _stacked(map(load, names)) for ours, names in of_layer.items()}
-    else:
-        params["layers"] = [
-            {ours: jax.device_put(load(names[i])) for ours, names in of_layer.items()}
-            for i in range(config.n_layers)
-        ]
+    params["layers"] = [
+        jax.device_put(_together({ours: load(names[i]) for ours, names in of_layer.items()}))
+        for i in range(config.n_layers)
+    ]
     config = dataclasses.replace(config, tied="head" not in params)
     tokenizer = tokens.of_gguf(checkpoint.metadata) if is_gguf else tokens.of_folder(path)
     return Model(params, config, tokenizer)
@@ -160,13 +157,26 @@ def _load(checkpoint, name: str, *, dtype, weights: dict | None, norms_lack_one:
     return w if isinstance(w, QuantizedTensor) else np.asarray(w, dtype)
 
 
-def _stacked(layers):
-    """On the device, from where they are: a stack made there would be compiled for each shape."""
+def _together(layer: dict) -> dict:
+    """A layer in which matrices of TOGETHER are one, rows behind rows, if they are alike but for how many these are."""
 
-    def stack(*each):
-        return jax.device_put(np.stack(each)) if isinstance(each[0], np.ndarray) else jnp.stack(each)
+    def kind(w):
+        return jax.tree.structure(w), [(a.shape[1:], a.dtype) for a in jax.tree.leaves(w)]
 
-    return jax.tree.map(stack, *layers)
+    for name, of in TOGETHER.items():
+        parts = [layer.get(each) for each in of]
+        is_split = name == "qkv_bias" and "qkv" not in layer
+        if any(w is None for w in parts) or is_split or any(kind(w) != kind(parts[0]) for w in parts):
+            continue
+        if all(a.ndim == parts[0].ndim for a in jax.tree.leaves(parts)):  # no codebook, no scalar
+            layer = {key: w for key, w in layer.items() if key not in of}
+            layer[name] = jax.tree.map(_concatenate, *parts)
+    return layer
+
+
+def _concatenate(*arrays):
+    """Where they are."""
+    return (jnp if isinstance(arrays[0], jax.Array) else np).concatenate(arrays)
 
 
 def _backbone(checkpoint) -> str:

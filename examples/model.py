@@ -3,7 +3,8 @@ SwiGLU. It is Llama's, and what Qwen2, Qwen3 and Gemma 3 do otherwise is in `Con
 layer has the weights for it.
 
 The weights are a dict of arrays. Each matrix is (outputs, inputs) and is only ever touched by
-`linear(x, w)`, so that the caller decides what a matrix is: a float array, or low-bit codes.
+`linear(x, w, **parts)`, which is `jaxgemv.gemv` or like it: a matrix is a float array, or low-bit
+codes, and norm, bias, activation and residual are parts of the product.
 Layers are a list, or `stack` makes one dict of them, and `linear` is then called with `index=`.
 """
 
@@ -47,12 +48,17 @@ def rms_norm(x, weight, eps=1e-5):
     return (x32 * scale * weight).astype(x.dtype)
 
 
-def rope(x, positions, theta, interleaved=False, factors=1.0):
-    """Rotates the pairs (i, i + D/2) of x (T, heads, D) by an angle that grows with the position."""
-    half = x.shape[-1] // 2
+def rotation(positions, theta, head_dim, factors=1.0):
+    """(cos, sin), each (T, 1, head_dim / 2), of angles that grow with the position."""
+    half = head_dim // 2
     frequency = theta ** (-jnp.arange(half) / half) / factors
     angle = positions[:, None, None] * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rope(x, turn, interleaved=False):
+    """Rotates the pairs (i, i + D/2), or (2i, 2i + 1), of x (T, heads, D)."""
+    (cos, sin), half = turn, x.shape[-1] // 2
     x32 = x.astype(jnp.float32)
     a, b = (x32[..., 0::2], x32[..., 1::2]) if interleaved else (x32[..., :half], x32[..., half:])
     turned = a * cos - b * sin, b * cos + a * sin
@@ -61,50 +67,56 @@ def rope(x, positions, theta, interleaved=False, factors=1.0):
 
 
 def attend(q, k, v, positions, window=0, scalar=0.0):
-    """Causal attention of q (T, heads, D) to k and v (S, kv_heads, D), of which the last `window`; row s is position s.
+    """Causal attention of q (T, heads, D) to k and v (kv_heads, S, D), which lie at positions 0 .. S - 1, or their last
+    `window`.
 
     Activations times activations, so there is no weight to keep in few bits.
     """
     T, heads, D = q.shape
-    S, kv_heads, _ = k.shape
-    q = q.reshape(T, kv_heads, heads // kv_heads, D)
-    scores = jnp.einsum("tkgd,skd->kgts", q, k, preferred_element_type=jnp.float32) * (scalar or D) ** -0.5
+    kv_heads, S, _ = k.shape
+    # Heads that share keys are rows of one matrix, so that nothing is transposed where T is 1.
+    q = q.reshape(T, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
+    scores = jnp.einsum("kqd,ksd->kqs", q, k, preferred_element_type=jnp.float32) * (scalar or D) ** -0.5
     behind = positions[:, None] - jnp.arange(S)
     seen = (behind >= 0) & (behind < window) if window else behind >= 0
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1).astype(v.dtype)
-    return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(T, heads * D)
+    scores = jnp.where(jnp.tile(seen, (heads // kv_heads, 1)), scores, -1e30)
+    y = jnp.einsum("kqs,ksd->kqd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+    return y.reshape(kv_heads, -1, T, D).transpose(2, 0, 1, 3).reshape(T, heads * D)
 
 
-def products(x, layer, together, apart, ends, linear):
-    """x times matrices that may be one, and their biases if there are any."""
-    if together in layer:
-        return jnp.split(linear(x, layer[together]), ends, axis=-1)
-    biases = (layer.get(f"{name}_bias") for name in apart)
-    ys = (linear(x, layer[name]) for name in apart)
-    return [y if bias is None else y + bias.astype(y.dtype) for y, bias in zip(ys, biases, strict=True)]
+def heads_of(x, layer, config, linear, **norm):
+    """Queries, keys and values (T, heads + 2 kv_heads, D) of x: by one matrix, or by three."""
+    if "qkv" in layer:
+        y = linear(x, layer["qkv"], bias=layer.get("qkv_bias"), **norm)
+    else:
+        parts = (linear(x, layer[name], bias=layer.get(f"{name}_bias"), **norm) for name in "qkv")
+        y = jnp.concatenate(list(parts), axis=-1)
+    return y.reshape(len(x), -1, config.head_dim)
 
 
-def attention(x, layer, cache, positions, config, linear, local=False, factors=1.0):
-    """x (T, d_model) -> (T, d_model), and the keys and values seen so far."""
-    q_end, k_end = config.n_heads * config.head_dim, (config.n_heads + config.n_kv_heads) * config.head_dim
-    q, k, v = products(x, layer, "qkv", ("q", "k", "v"), [q_end, k_end], linear)
-    q, k, v = (a.reshape(len(x), -1, config.head_dim) for a in (q, k, v))
+def attention(x, layer, cache, positions, turn, config, linear, window=0):
+    """x (T, d_model) -> the heads' (T, heads * D), and the keys and values (kv_heads, S, D) seen so far."""
+    norm = {"norm": layer["attention_norm"], "eps": config.eps}
+    y, heads = heads_of(x, layer, config, linear, **norm), config.n_heads
+    qk, v = y[:, : heads + config.n_kv_heads], y[:, heads + config.n_kv_heads :]
     if "q_norm" in layer:
-        q, k = rms_norm(q, layer["q_norm"], config.eps), rms_norm(k, layer["k_norm"], config.eps)
-    theta, turns = (
-        (config.local_theta, positions) if local else (config.rope_theta, positions / config.rope_scale)
-    )
-    q, k = (rope(a, turns, theta, config.rope_interleaved, factors) for a in (q, k))
+        counts = ("q_norm", heads), ("k_norm", config.n_kv_heads)
+        qk = rms_norm(qk, jnp.concatenate([jnp.tile(layer[name], (n, 1)) for name, n in counts]), config.eps)
+    qk = rope(qk, turn, config.rope_interleaved)
+    q, k, v = qk[:, :heads], qk[:, heads:].swapaxes(0, 1), v.swapaxes(0, 1)
     if cache is not None:
-        at = (positions[0], 0, 0)
+        at = (0, positions[0], 0)
         k, v = (jax.lax.dynamic_update_slice(old, new, at) for old, new in zip(cache, (k, v), strict=True))
-    y = attend(q, k, v, positions, config.window if local else 0, config.query_scalar)
-    return linear(y, layer["out"]), (k, v)
+    return attend(q, k, v, positions, window, config.query_scalar), (k, v)
 
 
 def feed_forward(x, layer, config, linear):
-    gate, up = products(x, layer, "gate_up", ("gate", "up"), 2, linear)
-    return linear(getattr(jax.nn, config.activation)(gate) * up, layer["down"])
+    """x (T, d_model) -> (T, d_ff)."""
+    norm = {"norm": layer["ffn_norm"], "eps": config.eps}
+    if "gate_up" in layer:
+        gated = {"silu": "swiglu", "gelu": "geglu"}[config.activation]
+        return linear(x, layer["gate_up"], activation=gated, **norm)
+    return linear(x, layer["gate"], activation=config.activation, **norm) * linear(x, layer["up"], **norm)
 
 
 def embed(table, tokens, dtype):
@@ -113,14 +125,17 @@ def embed(table, tokens, dtype):
     return rows if isinstance(rows, jax.Array) else rows.dequantize(dtype)
 
 
-def layer_of(x, layer, cache, positions, config, linear, local=False, factors=1.0):
+def layer_of(x, layer, cache, positions, turn, config, linear, window=0):
     """One layer: x (T, d_model) -> (T, d_model), and the keys and values seen so far."""
-    norm = functools.partial(rms_norm, eps=config.eps)
-    y = norm(x, layer["attention_norm"])
-    y, seen = attention(y, layer, cache, positions, config, linear, local, factors)
-    x = x + (norm(y, layer["attention_post_norm"]) if "attention_post_norm" in layer else y)
-    y = feed_forward(norm(x, layer["ffn_norm"]), layer, config, linear)
-    return x + (norm(y, layer["ffn_post_norm"]) if "ffn_post_norm" in layer else y), seen
+
+    def add(x, y, product, norm):
+        if norm not in layer:
+            return linear(y, layer[product], residual=x)
+        return x + rms_norm(linear(y, layer[product]), layer[norm], config.eps)
+
+    y, seen = attention(x, layer, cache, positions, turn, config, linear, window)
+    x = add(x, y, "out", "attention_post_norm")
+    return add(x, feed_forward(x, layer, config, linear), "down", "ffn_post_norm"), seen
 
 
 def forward(params, tokens, config, linear, cache=None, start=0, last=None):
@@ -132,26 +147,29 @@ def forward(params, tokens, config, linear, cache=None, start=0, last=None):
     x = embed(params["embedding"], tokens, params["norm"].dtype)
     x = x if config.embedding_scale == 1 else x * jnp.asarray(config.embedding_scale, x.dtype)
     layers, factors = params["layers"], params.get("rope_factors", 1.0)
+    turn = rotation(positions / config.rope_scale, config.rope_theta, config.head_dim, factors)
     if isinstance(layers, dict):
-        x, caches = scan_layers(x, layers, cache, positions, config, linear, factors)
+        x, caches = scan_layers(x, layers, cache, positions, turn, config, linear)
     else:
+        local = rotation(positions, config.local_theta, config.head_dim, factors)
         caches = []
         for i, (layer, past) in enumerate(zip(layers, cache or [None] * len(layers), strict=True)):
-            x, seen = layer_of(x, layer, past, positions, config, linear, config.is_local(i), factors)
+            here = (local, config.window) if config.is_local(i) else (turn, 0)
+            x, seen = layer_of(x, layer, past, positions, here[0], config, linear, here[1])
             caches.append(seen)
     x = x if last is None else x[last][None]
     head = params["embedding"] if config.tied else params["head"]
-    return linear(rms_norm(x, params["norm"], config.eps), head).astype(jnp.float32), caches
+    return linear(x, head, norm=params["norm"], eps=config.eps).astype(jnp.float32), caches
 
 
-def scan_layers(x, layers, cache, positions, config, linear, factors=1.0):
+def scan_layers(x, layers, cache, positions, turn, config, linear):
     """All layers, from `stack`, in one loop: compiled once. `index` reads a layer's matrices where they lie."""
 
     def body(x, each):
         i, past = each
         layer = {name: w[i] if w.ndim == 2 else w for name, w in layers.items()}  # vectors, stacked, have two
         of_layer = functools.partial(linear, index=i)
-        return layer_of(x, layer, past, positions, config, of_layer, factors=factors)
+        return layer_of(x, layer, past, positions, turn, config, of_layer)
 
     return jax.lax.scan(body, x, (jnp.arange(config.n_layers), cache))
 
@@ -164,7 +182,7 @@ def stack(layers):
 def empty_cache(params, config, dtype=None, size=None):
     """size: tokens that it has room for."""
     dtype = dtype or params["norm"].dtype
-    shape = (size or config.context, config.n_kv_heads, config.head_dim)
+    shape = (config.n_kv_heads, size or config.context, config.head_dim)
     layers = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
     return stack(layers) if isinstance(params["layers"], dict) else layers
 
@@ -172,7 +190,7 @@ def empty_cache(params, config, dtype=None, size=None):
 def grown(cache, size):
     """The cache with room for so many tokens."""
     return jax.tree.map(
-        lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 3) + [(0, size - a.shape[-3]), (0, 0), (0, 0)]), cache
+        lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, size - a.shape[-2]), (0, 0)]), cache
     )
 
 

@@ -58,7 +58,7 @@ struct Codes<Format::kE5M2, 8, float> : Float8Codes<Format::kE5M2> {
 //   kParts         fp16 numbers whose sum a weight is
 //   kTableBytes    of shared memory, that make_table fills
 //   code(p, e)     the code of an octet that is element e of register p
-//   decode(..)     of an octet, its parts
+//   decode(..)     of an octet, one of its parts
 //   has_second()   whether the second part may be anything but zero
 //   unit()         of a sum, besides kWorth
 template <Format kFormat, int kBits>
@@ -76,8 +76,9 @@ template <int kBits>
 struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   static constexpr bool kHasShift = true;
   __device__ __forceinline__ explicit Decoder(const uint8_t*) {}
-  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, uint32_t (&a)[1][4]) {
-    Octet<kBits>::pairs(low, high, a[0]);
+  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, int,
+                                                uint32_t (&a)[4]) {
+    Octet<kBits>::pairs(low, high, a);
   }
 };
 
@@ -124,13 +125,12 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   __device__ __forceinline__ bool has_second() const { return facts()[0] != 0; }
   __device__ __forceinline__ float unit() const { return facts()[1]; }
 
-  __device__ __forceinline__ void decode(uint32_t low, uint32_t, uint32_t (&a)[2][4]) const {
+  __device__ __forceinline__ void decode(uint32_t low, uint32_t, int part, uint32_t (&a)[4]) const {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       const uint32_t shifted = p == 0 ? low << 7 : low >> (8 * p - 7);
       const uint8_t* const at = table_ + ((shifted & 0x7f80u) | of_lane_);
-      a[0][p] = *reinterpret_cast<const uint32_t*>(at);
-      a[1][p] = *reinterpret_cast<const uint32_t*>(at + kPartBytes);
+      a[p] = *reinterpret_cast<const uint32_t*>(at + part * kPartBytes);
     }
   }
 
@@ -167,10 +167,11 @@ struct Float8Decoder : PlainDecoder, Octet<8> {
   static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
   __device__ __forceinline__ explicit Float8Decoder(const uint8_t*) {}
-  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, uint32_t (&a)[1][4]) {
+  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, int,
+                                                uint32_t (&a)[4]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p)
-      a[0][p] = pair_of_float8<kFormat>((p < 2 ? low : high) >> (p % 2 * 16));
+      a[p] = pair_of_float8<kFormat>((p < 2 ? low : high) >> (p % 2 * 16));
   }
 };
 template <>

@@ -109,42 +109,4 @@ struct Codes<Format::kCodebook, 4, __half> : Table16 {
   }
 };
 
-// Octets as operand A of wgmma, plane by plane, as Decoder has them for mma.
-template <Format kFormat, int kBits>
-struct Octets : Decoder<kFormat, kBits>, Stateless {
-  using Base = Decoder<kFormat, kBits>;
-  using Base::unit;
-  static constexpr bool kHasSums = Base::kHasShift;
-  __device__ __forceinline__ Octets() : Base(nullptr) {}
-  __device__ __forceinline__ Octets(const Param&, Index) : Base(nullptr) {}
-  static __device__ __forceinline__ float least() { return 0; }
-  static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, int,
-                                                uint32_t (&a)[4]) {
-    Base::decode(low, high, reinterpret_cast<uint32_t (&)[1][4]>(a));
-  }
-};
-template <>
-struct Octets<Format::kCodebook, 4> : Codes<Format::kCodebook, 4, __half> {
-  using Base = Codes<Format::kCodebook, 4, __half>;
-  using Base::Base;
-  static constexpr bool kHasSums = true;
-  static constexpr int kWidth = 4;
-  static constexpr bool kRuns = Octet<4>::kRuns;
-  static __device__ constexpr float worth(int) { return 1; }
-  static __device__ constexpr int code(int p, int e) { return Base::code(p / 2, p % 2, e); }
-  static __device__ __forceinline__ void load(const uint32_t* from, int t, uint32_t& low,
-                                              uint32_t& high) {
-    Octet<4>::load(from, t, low, high);
-  }
-  static __device__ __forceinline__ void of_run(const uint32_t* run, int j, uint32_t& low,
-                                                uint32_t& high) {
-    Octet<4>::of_run(run, j, low, high);
-  }
-  __device__ __forceinline__ void decode(uint32_t low, uint32_t, int plane,
-                                         uint32_t (&a)[4]) const {
-#pragma unroll
-    for (int p = 0; p < 4; ++p) a[p] = product(low, plane, p / 2, p % 2);
-  }
-};
-
 }  // namespace jaxgemv::cuda

@@ -73,8 +73,11 @@ class Sums {
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
         load_octets<C>(rows[r], words, j, runs, [&](int h, uint32_t low, uint32_t high) {
-          decoder_.decode(low, high, a[r][h]);
-          if (half >= 0) keep_half(half, a[r][h]);
+#pragma unroll
+          for (int part = 0; part < C::kParts; ++part) {
+            decoder_.decode(low, high, part, a[r][h][part]);
+            if (half >= 0) keep_half(half, a[r][h][part]);
+          }
         });
       }
     };

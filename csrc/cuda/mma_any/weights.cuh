@@ -198,11 +198,10 @@ __device__ __forceinline__ void load_octets(const uint32_t* const (&rows)[2], in
 }
 
 // Zeros in place of one half of a block.
-template <int kCount>
-__device__ __forceinline__ void keep_half(int half, uint32_t (&a)[kCount][4]) {
+__device__ __forceinline__ void keep_half(int half, uint32_t (&a)[4]) {
   const bool keeps = threadIdx.x % 4 / 2 == half;
 #pragma unroll
-  for (int i = 0; i < 4 * kCount; ++i) a[i / 4][i % 4] = keeps ? a[i / 4][i % 4] : 0;
+  for (uint32_t& pair : a) pair = keeps ? pair : 0;
 }
 
 }  // namespace jaxgemv::cuda::mma_any

@@ -18,7 +18,9 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     gemv_wgmma_any(const Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kFormat, kBits, kColumns>;
-  extern __shared__ __align__(128) uint8_t shared[];
+  using C = Decoder<kFormat, kBits>;
+  extern __shared__ __align__(128) uint8_t table[];
+  uint8_t* const shared = table + C::kTableBytes;
   __shared__ float factors[kColumns];  // of the norm: sums of squares
   __shared__ uint64_t barriers[2 * S::kXStages];
   const uint32_t full = shared_address(barriers), empty = full + 8 * S::kXStages;
@@ -44,6 +46,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
       init_barrier(full + 8 * i, 1), init_barrier(empty + 8 * i, params.across);
     fence_barrier_init();
   }
+  if (own.s >= 0) C::make_table(params.codebook, own.s, table);
   __syncthreads();
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
@@ -60,9 +63,8 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     return;
   }
   setmaxnreg_inc<S::kRegisters>();
-  Sums<kFormat, kBits, kColumns> sums;
+  Sums<kFormat, kBits, kColumns> sums(table);
   if (quads > 0) {
-    sums.codes = {params.codebook, own.s};
     uint8_t* const ring = shared + warp * ring_bytes;
     Weights<S> weights(params, own.s, tile, place, share, own.first_unit, own.last_unit, ring);
     const auto begin = [&] {
@@ -70,8 +72,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
       for (int i = 0; i < S::kStages - 1; ++i) weights.next();
     };
     if (makes) {
-      make_records<Octets<kFormat, kBits>>(params, own, x, own.first_unit * S::kQuads, quads,
-                                           S::kConsumers, begin);
+      make_records<C>(params, own, x, own.first_unit * S::kQuads, quads, S::kConsumers, begin);
       fence_proxy();
       sync_threads(S::kConsumers);
     } else {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     }
   }
 
-  sums.finish();
+  if (quads > 0) sums.finish();
   if (are_complete(params)) return put_sums<S>(params, own, tile * params.across + place, sums.y);
   // The squares of this CTA's share, as put_results wants them.
   if (params.x.norm.data != nullptr)

@@ -80,7 +80,7 @@ class WgmmaAnyOfWidth {
                                                 mma_any::parts_of(problem, operands));
       p.tile_stride = p.tiles;
       if (!layout.makes) {
-        const cudaError_t status = mma_any::launch_image<Octets<kFormat, kBits>>(
+        const cudaError_t status = mma_any::launch_image<typename S::C>(
             problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }
@@ -105,16 +105,16 @@ class WgmmaAnyOfWidth {
 
 template <Format kFormat, int kBits, typename X>
 struct WgmmaAny : WgmmaAnyOfWidth<kFormat, kBits> {
-  // It could have a norm, an activation and a residual inside, as mma_any has: not yet tested.
   static constexpr KernelInfo kInfo{
-      "wgmma_any", kFormat,
-      kBits,       kDtypeOf<X>,
-      64,          with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
+      "wgmma_any",
+      kFormat,
+      kBits,
+      kDtypeOf<X>,
+      64,
+      with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
+                  kFormat)};
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kWgmmaAnyPairs[] = {row<WgmmaAny<kFormat, kBits, __half>>(),
-                                            row<WgmmaAny<kFormat, kBits, __nv_bfloat16>>()};
 template <Format kFormat, int kBits>
 inline constexpr Kernel kWgmmaAnyRows[] = {row<WgmmaAny<kFormat, kBits, __half>>(),
                                            row<WgmmaAny<kFormat, kBits, __nv_bfloat16>>(),

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "../common/formats.cuh"
 #include "../common/hopper.cuh"
-#include "../common/table16.cuh"
 #include "../mma_any/weights.cuh"
 
 namespace jaxgemv::cuda::wgmma_any {
@@ -13,23 +13,25 @@ namespace jaxgemv::cuda::wgmma_any {
 using namespace hopper;
 using namespace mma_any;
 
-// For up to kColumns columns of x. The sums, at the end, take the place of all else.
+// For up to kColumns columns of x. A table comes first; the sums, at the end, take the place of all else.
 template <Format kFormat, int kBits, int kMostColumns>
 struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 4 != 0 ? 3 : 2> {
   using R = typename Shape::Ring;
-  static constexpr float kWorth = Octets<kFormat, kBits>::kWorth;  // of a sum
+  using C = Decoder<kFormat, kBits>;
+  static constexpr float kWorth = C::kWorth;  // of a sum
   static constexpr int kColumns = kMostColumns;
   static constexpr int kWarps = kColumns <= 64 ? 16 : 8, kGroups = kWarps / 4;  // of four warps
   static constexpr int kConsumers = 32 * kWarps, kThreads = kConsumers + 128;   // and to copy x
   // Of the 64 K of all, which threads have evenly at first.
   static constexpr int kRegisters = kColumns <= 64 ? 112 : 232;
   static constexpr int kRegistersOfCopies = kColumns <= 64 ? 32 : 40;
-  static constexpr int kXStages = kColumns <= 32 ? 8 : 4;  // of x, a quad each
+  // Of x, a quad each; a table takes the room of the others.
+  static constexpr int kXStages = (kColumns <= 32 ? 8 : 4) / C::kParts;
   // Groups that share K: each meets stages of x of its own.
   static constexpr int kMostDeep = std::min(kGroups, kXStages / R::kQuads);
   // What lies behind the last column is read, for sums that are not used.
   static JAXGEMV_HD constexpr int shared_bytes(int columns, int pieces) {
-    return kWarps * R::bytes(pieces) + kXStages * columns * kRecordBytes +
+    return C::kTableBytes + kWarps * R::bytes(pieces) + kXStages * columns * kRecordBytes +
            kColumns * kMetaWords * 4;
   }
 };
@@ -40,11 +42,12 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 
 template <Format kFormat, int kBits, int kColumns>
 class Sums {
   using S = Shape<kFormat, kBits, kColumns>;
-  using C = Octets<kFormat, kBits>;
+  using C = Decoder<kFormat, kBits>;
 
  public:
-  C codes;
   float y[kColumns / 2] = {};
+
+  __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder_(table) {}
 
   // Adds the products of the quad that begins at k, `words` behind both rows of this lane in the ring.
   // window: of scales, that begins with first_group, `inside` it; record: of x.
@@ -68,11 +71,9 @@ class Sums {
     };
     const uint8_t* meta = record + columns * (kQuadK * 2) + lane_meta_;
     const auto scale = [&](int i) {
-      Terms terms =
+      const Terms terms =
           scales.terms(window, inside, params.groups.of(k + i * (kQuadK / slots)) - first_group,
                        params.scales, params.shift);
-      if constexpr (kFormat == Format::kCodebook)
-        terms.c[0] = terms.f[0] * codes.least(), terms.c[1] = terms.f[1] * codes.least();
       wgmma_wait<0>();
       wgmma_done(dot_);
 #pragma unroll
@@ -83,53 +84,45 @@ class Sums {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int e = c / 2 * 4 + 2 * r + c % 2;
-          if constexpr (C::kHasSums) y[e] = fmaf(terms.c[r], sum, y[e]);
+          if constexpr (C::kHasShift) y[e] = fmaf(terms.c[r], sum, y[e]);
           y[e] = fmaf(terms.f[r] * power, dot_[e], y[e]);
         }
       }
     };
 
-    const auto load = [&](bool runs, int j, int plane, uint32_t (&a)[2][4]) {
+    const auto load = [&](bool runs, int j, int part, uint32_t (&a)[2][4]) {
       load_octets<C>(rows, words, j, runs, [&](int h, uint32_t low, uint32_t high) {
-        codes.decode(low, high, plane, a[h]);
+        decoder_.decode(low, high, part, a[h]);
       });
     };
-    // Of planes the last first: its sums are worth less.
-    const auto of_planes = [&](auto&& add_products) {
-#pragma unroll
-      for (int plane = C::kPlanes - 1; plane >= 0; --plane) {
-        if (!codes.has(plane)) continue;
-        const bool more = plane + 1 < C::kPlanes && codes.has(plane + 1);
-        add_products(plane, more);
-        if (plane == 0) break;
-        wgmma_wait<0>();
-        wgmma_done(dot_);
-#pragma unroll
-        for (float& dot : dot_) dot *= 1.f / 128;
-      }
+    const auto for_each_part = [&](auto&& add_products) {
+      add_products(0);
+      if (C::kParts == 1 || !decoder_.has_second()) return;
+      wgmma_wait<0>();
+      add_products(C::kParts - 1);
     };
 
     if (slots == 1) {
-      of_planes([&](int plane, bool more) {
-        constexpr int kOperands = C::kPlanes > 1 && kColumns == 64 ? 1 : 2;  // as registers allow
+      for_each_part([&](int part) {
+        constexpr int kOperands = C::kParts > 1 && kColumns == 64 ? 1 : 2;  // as registers allow
         uint32_t a[kOperands][2][4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (j >= kOperands) wgmma_wait<kOperands - 1>();
-          load(C::kRuns, j, plane, a[j % kOperands]);
-          multiply(j, a[j % kOperands], more || j > 0);
+          load(C::kRuns, j, part, a[j % kOperands]);
+          multiply(j, a[j % kOperands], part > 0 || j > 0);
         }
       });
       scale(0);
     } else {
 #pragma unroll 1
       for (int i = 0; i < slots; ++i) {
-        of_planes([&](int plane, bool more) {
+        for_each_part([&](int part) {
           uint32_t a[2][4];
           const int j = slots == 4 ? i : i / 2;
-          load(false, j, plane, a);
-          if (slots == 8) keep_half(i % 2, a);
-          multiply(j, a, more);
+          load(false, j, part, a);
+          if (slots == 8) keep_half(i % 2, a[0]), keep_half(i % 2, a[1]);
+          multiply(j, a, part > 0);
         });
         scale(i);
       }
@@ -138,12 +131,13 @@ class Sums {
 
   // When all is added.
   __device__ __forceinline__ void finish() {
-    if constexpr (kFormat == Format::kCodebook)
+    const float unit = decoder_.unit();
 #pragma unroll
-      for (float& sum : y) sum *= codes.unit();
+    for (float& sum : y) sum *= unit;
   }
 
  private:
+  C decoder_;
   const int lane_meta_ = kept(threadIdx.x % 4 * 2 * kMetaWords * 4);
   float dot_[kColumns / 2];
 };
