@@ -158,20 +158,24 @@ def _load(checkpoint, name: str, *, dtype, weights: dict | None, norms_lack_one:
 
 
 def _together(layer: dict) -> dict:
-    """A layer in which matrices of TOGETHER are one, rows behind rows, if they are alike but for how many these are."""
-
-    def kind(w):
-        return jax.tree.structure(w), [(a.shape[1:], a.dtype) for a in jax.tree.leaves(w)]
-
+    """A layer in which matrices of TOGETHER are one, rows behind rows, where only the number of these differs."""
     for name, of in TOGETHER.items():
-        parts = [layer.get(each) for each in of]
-        is_split = name == "qkv_bias" and "qkv" not in layer
-        if any(w is None for w in parts) or is_split or any(kind(w) != kind(parts[0]) for w in parts):
+        kinds = [_kind(layer.get(each)) for each in of]
+        if None in kinds or kinds.count(kinds[0]) < len(of) or (name == "qkv_bias" and "qkv" not in layer):
             continue
-        if all(a.ndim == parts[0].ndim for a in jax.tree.leaves(parts)):  # no codebook, no scalar
-            layer = {key: w for key, w in layer.items() if key not in of}
-            layer[name] = jax.tree.map(_concatenate, *parts)
+        together = jax.tree.map(_concatenate, *(layer[each] for each in of))
+        layer = {key: w for key, w in layer.items() if key not in of} | {name: together}
     return layer
+
+
+def _kind(w):
+    """What a matrix is like, besides its rows; None for one that has more than rows, a codebook, say."""
+    leaves = jax.tree.leaves(w)
+    if isinstance(w, QuantizedTensor) and (w.codebook is not None or w.perm is not None):
+        return None
+    if w is None or any(a.shape[:1] != w.shape[:1] for a in leaves):
+        return None
+    return jax.tree.structure(w), [(a.shape[1:], a.dtype) for a in leaves]
 
 
 def _concatenate(*arrays):

@@ -47,8 +47,9 @@ def test_codes_stay_codes(example, on_cpu, rng, tmp_path):
     tokens = jnp.asarray([3, 200, 7])
     expected = logits(weights, "llama", [3, 200, 7])
     params, config, _ = checkpoints.open_model(tmp_path / "m.gguf", jnp.float32)
-    assert isinstance(params["layers"]["q"], QuantizedTensor)
-    assert params["layers"]["q"].bits == 8
+    first = params["layers"][0]
+    assert isinstance(first["qkv"], QuantizedTensor)
+    assert first["qkv"].bits == 8
     forward = jax.jit(model.forward, static_argnames=("config", "linear"))
     y, _ = forward(params, tokens, config, gemv)
     np.testing.assert_allclose(y, expected, atol=1e-3 * np.abs(expected).max())

@@ -157,7 +157,7 @@ def test_the_code_of_the_docs(family, page_code, example, on_cpu, tmp_path, monk
     names = {"folder": tmp_path}
     exec(page_code, names)
     matrices = jax.tree.leaves(names["params"]["layers"], is_leaf=lambda w: isinstance(w, QuantizedTensor))
-    assert sum(isinstance(w, QuantizedTensor) for w in matrices) == (0 if family == "bfloat16" else 7)
+    assert {isinstance(w, QuantizedTensor) for w in matrices if w.ndim > 1} == {family != "bfloat16"}
     ids = names["tokenizer"].ids("the capital of france is")
     for token in names["written"]:
         likely = logits(weights, "", ids, eps=1e-5)[-1]
