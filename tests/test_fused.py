@@ -62,11 +62,11 @@ def takes_float32(kernel: KernelParam) -> bool:
 
 
 @cache
-def problem(bits: int, x: str, rows: int, parts: str, activation: str | None):
+def problem(bits: int, x: str, rows: int, parts: str, activation: str | None, groups: int = 3):
     """Half of the outputs is an odd number, the last group a short one, and sums are where activations bend."""
     rng = np.random.default_rng(20251)
     group = {8: 64}.get(bits, 128)
-    p = make(rng, bits, x, Case(rows, 42, 3 * group + 128 // bits // 8 * 8, group, "zero"))
+    p = make(rng, bits, x, Case(rows, 42, groups * group + 128 // bits // 8 * 8, group, "zero"))
     p = dataclasses.replace(p, scale=(p.scale * 2.0 ** -(bits + 4)).astype(p.scale.dtype))
     given = operands(rng, p, parts, activation, x)
     return p, given, answer(p, activation, **given)
@@ -99,8 +99,17 @@ SOME = [k for k in kernels(transposed=False) if k.bits in WIDTHS[k.x]]
 @by_name([*REFERENCE, *(k for k in SOME if k.backend == "cpu" or "activation" in k.operands)])
 def test_parts(kernel):
     """In float32, and rounded once at the end."""
-    variants = variants_of(kernel)
-    problems = [problem(kernel.bits, kernel.x, *variant) for variant in variants]
+    run_parts(kernel, variants_of(kernel))
+
+
+@by_name([k for k in SOME if "norm" in k.operands and k.bits == 4])
+def test_norm_of_long_rows(kernel):
+    """Several CTAs of a GPU share a row, and each knows the squares of its own part."""
+    run_parts(kernel, [v for v in variants_of(kernel) if v[1] == ALL], groups=50)
+
+
+def run_parts(kernel: KernelParam, variants: list[tuple], groups: int = 3):
+    problems = [problem(kernel.bits, kernel.x, *variant, groups) for variant in variants]
     args = [(p.x, p.tensor, given) for p, given, _ in problems]
     ys = whole(args, tuple(activation for *_, activation in variants), kernel.backend)
     jax.block_until_ready(ys)
