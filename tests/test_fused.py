@@ -105,7 +105,7 @@ def test_parts(kernel):
 @by_name([k for k in SOME if "norm" in k.operands and k.bits == 4])
 def test_norm_of_long_rows(kernel):
     """Several CTAs of a GPU share a row, and each knows the squares of its own part."""
-    run_parts(kernel, [v for v in variants_of(kernel) if v[1] == ALL], groups=50)
+    run_parts(kernel, [v for v in variants_of(kernel) if v[1] == ALL], groups=51)
 
 
 def run_parts(kernel: KernelParam, variants: list[tuple], groups: int = 3):

@@ -13,7 +13,8 @@ namespace jaxgemv::cuda::wgmma_any {
 using namespace hopper;
 using namespace mma_any;
 
-// For up to kColumns columns of x. A table comes first; the sums, at the end, take the place of all else.
+// For up to kColumns columns of x. A table comes first; the sums, at the end, take the place of all
+// else.
 template <Format kFormat, int kBits, int kMostColumns>
 struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 4 != 0 ? 3 : 2> {
   using R = typename Shape::Ring;
