@@ -8,9 +8,14 @@ import jax.numpy as jnp
 import model
 import numpy as np
 
-from jaxgemv import gemv
+from jaxgemv import QuantizedTensor, gemv
 
 FIRST = 256  # tokens that a cache has room for: attention reads all of it for each token
+
+
+def linear(x, w, **parts):
+    """The parts inside the kernel where w has codes; else around it, as XLA would norm x again and again."""
+    return (gemv if isinstance(w, QuantizedTensor) else model.around(gemv))(x, w, **parts)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
@@ -20,7 +25,7 @@ def step(params, tokens, count, position, cache, key, temperature, top_p, config
     With a whole prompt it is the prefill, with one token the decode step. temperature: None for the most likely token.
     top_p: only the most likely tokens, which together have this probability; None for all.
     """
-    logits, cache = model.forward(params, tokens, config, gemv, cache, position, last=count - 1)
+    logits, cache = model.forward(params, tokens, config, linear, cache, position, last=count - 1)
     position = position + count
     token = sample(logits[0], jax.random.fold_in(key, position), temperature, top_p)
     return token.astype(jnp.int32)[None], position, cache

@@ -25,8 +25,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxgemv import gemv
-
 PROMPT = '''class Queue:
     """A first-in, first-out queue."""
 
@@ -83,7 +81,7 @@ def quality_table(params, config, scan, progress):
     windows = jnp.asarray(corpus.held_out_windows(config.context, STRIDE))
     held_out = f"held out: {len(windows) * STRIDE} bytes of {len(corpus.HELD_OUT)} modules"
     table = Table("weights", "MB", "tokens/s", "held-out bits/byte", title="4 M, trained", caption=held_out)
-    score = jax.jit(functools.partial(model.mean_bits, config=config, linear=gemv, stride=STRIDE))
+    score = jax.jit(functools.partial(model.mean_bits, config=config, linear=decode.linear, stride=STRIDE))
     for kind in embedded.KINDS:
         now = in_form(embedded.convert(params, kind), scan)
         speed = tokens_per_second(now, config, kind, progress, seconds=2)

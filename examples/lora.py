@@ -31,16 +31,11 @@ class Adapted(NamedTuple):
     up: jax.Array
 
 
-def linear(x, w, *, norm=None, eps=1e-5, bias=None, activation=None, residual=None):
-    """gemv, and the adapter's part as a residual: it comes before the activation."""
+@model.around
+def linear(x, w):
     if not isinstance(w, Adapted):
-        return gemv(x, w, norm=norm, eps=eps, bias=bias, activation=activation, residual=residual)
-    x = x if norm is None else model.rms_norm(x, norm, eps)
-    y = gemv(x, w.w, bias=bias, residual=gemv(gemv(x, w.down), w.up).astype(x.dtype))
-    if activation == "swiglu":
-        gate, up = jnp.split(y, 2, axis=-1)
-        y = jax.nn.silu(gate) * up
-    return y if residual is None else y + residual
+        return gemv(x, w)
+    return gemv(x, w.w) + gemv(gemv(x, w.down), w.up).astype(x.dtype)
 
 
 def is_matrix(leaf):

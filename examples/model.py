@@ -48,6 +48,25 @@ def rms_norm(x, weight, eps=1e-5):
     return (x32 * scale * weight).astype(x.dtype)
 
 
+GATED = {"swiglu": "silu", "geglu": "gelu"}
+
+
+def around(product):
+    """The `linear` of a product(x, w) without parts: they are JAX's, and what is normalised is rounded to x's dtype."""
+
+    def linear(x, w, *, norm=None, eps=1e-5, bias=None, activation=None, residual=None, **rest):
+        y = product(x if norm is None else rms_norm(x, norm, eps), w, **rest)
+        y = y if bias is None else y + bias.astype(y.dtype)
+        if activation in GATED:
+            gate, up = jnp.split(y, 2, axis=-1)
+            y = getattr(jax.nn, GATED[activation])(gate) * up
+        elif activation is not None:
+            y = getattr(jax.nn, activation)(y)
+        return y if residual is None else residual + y
+
+    return linear
+
+
 def rotation(positions, theta, head_dim, factors=1.0):
     """(cos, sin), each (T, 1, head_dim / 2), of angles that grow with the position."""
     half = head_dim // 2
@@ -114,7 +133,7 @@ def feed_forward(x, layer, config, linear):
     """x (T, d_model) -> (T, d_ff)."""
     norm = {"norm": layer["ffn_norm"], "eps": config.eps}
     if "gate_up" in layer:
-        gated = {"silu": "swiglu", "gelu": "geglu"}[config.activation]
+        (gated,) = (name for name, of in GATED.items() if of == config.activation)
         return linear(x, layer["gate_up"], activation=gated, **norm)
     return linear(x, layer["gate"], activation=config.activation, **norm) * linear(x, layer["up"], **norm)
 

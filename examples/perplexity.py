@@ -11,6 +11,7 @@ import pathlib
 import pydoc_data.topics
 
 import checkpoints
+import decode
 import jax
 import jax.numpy as jnp
 import model
@@ -19,8 +20,6 @@ import tokens
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-
-from jaxgemv import gemv
 
 WINDOW, STRIDE = 512, 256  # tokens that are read, of which the last are scored
 
@@ -42,7 +41,7 @@ def windows_of(tokenizer: tokens.Tokenizer, text: str, count: int) -> np.ndarray
 def bits_per_byte(of: checkpoints.Model, windows: np.ndarray, title: str) -> float:
     """Of the last STRIDE tokens of each window, which no other has among its last."""
     each = (
-        bits(of.params, jnp.asarray(w), config=of.config, linear=gemv, stride=STRIDE)
+        bits(of.params, jnp.asarray(w), config=of.config, linear=decode.linear, stride=STRIDE)
         for w in track(windows, title, console=console, transient=True)
     )
     return sum(map(float, each)) * STRIDE / scored_bytes(of, windows)

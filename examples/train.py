@@ -18,8 +18,6 @@ import model
 import optax
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jaxgemv import gemv
-
 STEPS_PER_CALL = 50  # steps in one jitted call, so that the GPU never waits for Python
 STRIDE = 256  # of each held-out window, the bytes that are scored
 
@@ -35,6 +33,11 @@ def init(key, config):
     return jax.tree.unflatten(structure, leaves)
 
 
+@model.around
+def linear(x, w):
+    return x @ w.T
+
+
 def half(params):
     """The weights as they compute and as they are saved; the optimiser keeps float32."""
     return jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
@@ -42,7 +45,7 @@ def half(params):
 
 def loss(params, text, config):
     """Mean negative log likelihood of text (batch, context + 1), in nats per byte."""
-    one = functools.partial(model.forward, half(params), config=config, linear=gemv)
+    one = functools.partial(model.forward, half(params), config=config, linear=linear)
     logits, _ = jax.vmap(one)(text[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean()
 
@@ -75,7 +78,7 @@ def train_steps(state, text, config, optimizer, batch):
 
 @functools.partial(jax.jit, static_argnames="config")
 def held_out(params, windows, config):
-    return model.mean_bits(half(params), windows, config, gemv, STRIDE)
+    return model.mean_bits(half(params), windows, config, linear, STRIDE)
 
 
 def main():
