@@ -44,16 +44,26 @@ __device__ __forceinline__ float activate(Activation activation, float v) {
   __builtin_unreachable();
 }
 
+__device__ __forceinline__ float residual_of(const Output& output, Index at) {
+  const Param& residual = output.residual;
+  return residual.data != nullptr ? load(residual.data, residual.dtype, at) : 0.f;
+}
+
 // y[at] from the sum; `up`: of a gated activation, the sum of the second half.
+__device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up,
+                                       float residual) {
+  sum = activate(output.activation, sum);
+  if (is_gated(output.activation)) sum *= up;
+  store(output.y, output.dtype, at, sum + residual);
+}
+
+// The same, which loads the residual itself; without parts there is none of this.
 template <Parts kParts>
 __device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up = 1) {
-  if constexpr (kParts != Parts::kNone) {
-    sum = activate(output.activation, sum);
-    if (is_gated(output.activation)) sum *= up;
-    if (output.residual.data != nullptr)
-      sum += load(output.residual.data, output.residual.dtype, at);
-  }
-  store(output.y, output.dtype, at, sum);
+  if constexpr (kParts == Parts::kNone)
+    store(output.y, output.dtype, at, sum);
+  else
+    finish(output, at, sum, up, residual_of(output, at));
 }
 
 }  // namespace jaxgemv::cuda

@@ -8,6 +8,10 @@
 // The affine part is two fp32 terms a group,
 //   y += f * dot(q, x) + c * sum(x),
 // where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies.
+//
+// Of a gated activation a tile has eight rows of the first half and the same of the second. With a norm
+// x * norm is what float32 x is; the sum of squares goes the way of a row of results. What stands
+// beside the sums, bias and residual, is asked for first of all.
 #pragma once
 
 #include "../common/epilogue.cuh"
@@ -25,18 +29,24 @@ struct Params {
   int stack, M, N, K;
   int log_across, log_deep, log_ranks;  // warps with rows of their own; warps and CTAs that share K
   int octets, units;                    // of a lane in a unit, and of a CTA
+  int log_step, apart;                  // rows of y in a tile, and from its row 0 to row 8
   Output output;
+  Param norm;
+  float eps;
 };
 
-template <int kBits, bool kWhole, int kTilesM, typename X>
+template <int kBits, bool kWhole, int kTilesM, typename X, bool kNormed>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     gemv_direct(const __grid_constant__ Params params) {
-  using Element = typename XOctet<X>::Element;
+  using Operand = XOctet<std::conditional_t<kNormed, float, X>>;
+  using Element = typename Operand::Element;
   using Codes = Pairs<kBits, Element>;
   using L = Lanes<kBits, kWhole>;
-  constexpr int kM = kTilesM * kTileM, kParts = XOctet<X>::kParts;
+  constexpr int kM = kTilesM * kTileM, kParts = Operand::kParts;
   constexpr uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00u : 0x3f803f80u;
-  __shared__ float partial[kMaxWarps][kTileN][kM + 1];
+  // Behind a warp's rows the squares of x, and those of all warps.
+  constexpr int kSquares = kTileN, kAllSquares = kTileN + 1;
+  __shared__ float partial[kMaxWarps][kTileN + 2 * kNormed][kM + 1];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   const int deep = 1 << params.log_deep, count = kWhole ? 4 : params.octets;
@@ -46,25 +56,60 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   const int tile = blockIdx.x >> params.log_ranks;
   const int s = stack_entry(params.index, params.stack, blockIdx.y);
 
-  float y[kTilesM][4] = {};
+  // Neighbouring threads finish neighbouring rows of y; where CTAs share K, each its share of them.
+  const int log_rows = params.log_across + params.log_step, results = rows << log_rows;
+  const bool is_gated = params.log_step < 4;
+  const int width = is_gated ? params.apart : params.N;
+  const int first_i = (ranks > 1 ? rank * blockDim.x : 0) + threadIdx.x;
+  struct Result {
+    int m, n;        // of y
+    float* at;       // the first warp's sum
+    float* squares;  // and those of its row of x
+  };
+  const auto result_of = [&](int i) {
+    const int m = i >> log_rows, row = i & ((1 << log_rows) - 1);
+    const int step = 1 << params.log_step;
+    auto& sums = partial[(row >> params.log_step) << params.log_deep];
+    return Result{m, (tile << log_rows) + row, &sums[row & (step - 1)][m],
+                  &sums[kNormed ? kSquares : 0][m]};
+  };
+  struct Beside {
+    float bias[2], residual;
+  };
+  const auto beside = [&](const Result& result) {
+    if (result.n >= width) return Beside{};
+    const Output& output = params.output;
+    return Beside{{bias_of(output, s >= 0, s, result.n),
+                   is_gated ? bias_of(output, s >= 0, s, result.n + params.apart) : 0},
+                  residual_of(output, (first_row + result.m) * width + result.n)};
+  };
+  Beside early{};
+  if (first_i < results) early = beside(result_of(first_i));
+
+  float y[kTilesM][4] = {}, squares[kTilesM] = {};
   if (s >= 0) {
-    const int row = ((tile << params.log_across) + (warp >> params.log_deep)) * kTileN + g;
-    const int n[2] = {min(row, params.N - 1), min(row + 8, params.N - 1)};
+    const int row =
+        (((tile << params.log_across) + (warp >> params.log_deep)) << params.log_step) + g;
+    const int n[2] = {min(row, params.N - 1), min(row + params.apart, params.N - 1)};
     const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
+    const NormValues norm(params.norm, s, 0);
     Rows<kBits, kWhole> weights(params.weights, s, n);
     const int last = (rank + 1) * params.units;
 #pragma unroll 1
     for (int u = rank * params.units + (warp & (deep - 1)); u < last; u += deep) {
       const int first = L::first_octet(u, count);
       XOctet<X> octets[L::kOctets][kTilesM];
+      NormOctet norms[kNormed ? L::kOctets : 1];
 #pragma unroll
-      for (int i = 0; i < L::kOctets; ++i)
+      for (int i = 0; i < L::kOctets; ++i) {
+        const int octet = first + L::kStep * i;
+        if (i >= count || octet >= params.weights.octets) continue;
 #pragma unroll
-        for (int c = 0; c < kTilesM; ++c) {
-          const int octet = first + L::kStep * i;
-          if (i < count && octet < params.weights.octets && c * kTileM + g < rows)
+        for (int c = 0; c < kTilesM; ++c)
+          if (c * kTileM + g < rows)
             octets[i][c].ask(x + c * kTileM * Index{params.K} + octet * 8);
-        }
+        if constexpr (kNormed) norms[i].ask(norm, octet * 8);
+      }
       weights.ask(first, count);
 
       float dot[kTilesM][4] = {}, sum[kTilesM][4] = {};
@@ -74,10 +119,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         uint32_t a[2][4];
         weights.template pairs<Element>(i, 0, a[0]);
         weights.template pairs<Element>(i, 1, a[1]);
+        float factors[8];
+        if constexpr (kNormed) norms[i].get(norm.dtype, factors);
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c) {
           uint32_t b[kParts][2][2];
-          octets[i][c].pairs(b);
+          if constexpr (kNormed)
+            normed_pairs(octets[i][c], factors, squares[c], b);
+          else
+            octets[i][c].pairs(b);
 #pragma unroll
           for (int part = kParts - 1; part >= 0; --part)
 #pragma unroll
@@ -101,45 +151,59 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   }
 
 #pragma unroll
-  for (int c = 0; c < kTilesM; ++c)
+  for (int c = 0; c < kTilesM; ++c) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) partial[warp][g + e / 2 * 8][c * kTileM + t * 2 + e % 2] = y[c][e];
+    if constexpr (kNormed) {
+      squares[c] += __shfl_xor_sync(~0u, squares[c], 1);
+      squares[c] += __shfl_xor_sync(~0u, squares[c], 2);
+      if (t == 0) partial[warp][kSquares][c * kTileM + g] = squares[c];
+    }
+  }
   __syncthreads();
   // The sums of warps are added in a fixed order, then, where the first of each was, those of CTAs.
-  // Neighbouring threads have neighbouring rows of the weights.
-  const int log_rows = params.log_across + 4, results = rows << log_rows;
-  const auto place_of = [&](int i, int& m, int& row) {
-    m = i >> log_rows, row = i & ((1 << log_rows) - 1);
-    return &partial[(row / kTileN) << params.log_deep][row % kTileN][m];
-  };
-  const auto finish_one = [&](int m, int row, float total) {
-    const int n = (tile << log_rows) + row;
-    if (n < params.N)
-      finish<Parts::kNone>(params.output, (first_row + m) * params.N + n,
-                           total + bias_of(params.output, s >= 0, s, n));
-  };
-#pragma unroll 1
-  for (int i = threadIdx.x; i < results; i += blockDim.x) {
-    int m, row;
-    float* const at = place_of(i, m, row);
+  constexpr int kRow = kM + 1, kUp = 8 * kRow, kWarp = sizeof(partial[0]) / sizeof(float);
+  const auto of_warps = [&](const float* at) {
     float total = 0;
 #pragma unroll 8
-    for (int d = 0; d < deep; ++d) total += at[d * kTileN * (kM + 1)];
-    if (ranks == 1)
-      finish_one(m, row, total);
-    else
-      *at = total;
-  }
-  if (ranks == 1) return;
-  sync_cluster();
+    for (int d = 0; d < deep; ++d) total += at[d * kWarp];
+    return total;
+  };
+  const auto finish_one = [&](int i, const Result& result, float sum, float up, float squares) {
+    if (result.n >= width) return;
+    const Beside& by = i == first_i ? early : beside(result);
+    const float factor = kNormed ? norm_factor(squares, params.K, params.eps) : 1;
+    finish(params.output, (first_row + result.m) * width + result.n, fmaf(sum, factor, by.bias[0]),
+           fmaf(up, factor, by.bias[1]), by.residual);
+  };
+  if (ranks == 1) {
 #pragma unroll 1
-  for (int i = rank * blockDim.x + threadIdx.x; i < results; i += ranks * blockDim.x) {
-    int m, row;
-    const float* const at = place_of(i, m, row);
+    for (int i = threadIdx.x; i < results; i += blockDim.x) {
+      const Result result = result_of(i);
+      finish_one(i, result, of_warps(result.at), is_gated ? of_warps(result.at + kUp) : 0,
+                 kNormed ? of_warps(result.squares) : 0);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < results; i += blockDim.x) {
+    const Result result = result_of(i);
+    *result.at = of_warps(result.at);
+    if (is_gated) result.at[kUp] = of_warps(result.at + kUp);
+    if (kNormed) result.squares[(kAllSquares - kSquares) * kRow] = of_warps(result.squares);
+  }
+  sync_cluster();
+  const auto of_ranks = [&](const float* at) {
     float total = 0;
 #pragma unroll 2
     for (int r = 0; r < ranks; ++r) total += load_of_rank(at, r);
-    finish_one(m, row, total);
+    return total;
+  };
+#pragma unroll 1
+  for (int i = first_i; i < results; i += ranks * blockDim.x) {
+    const Result result = result_of(i);
+    finish_one(i, result, of_ranks(result.at), is_gated ? of_ranks(result.at + kUp) : 0,
+               kNormed ? of_ranks(result.squares + (kAllSquares - kSquares) * kRow) : 0);
   }
   sync_cluster();  // the others have read this CTA's sums
 }

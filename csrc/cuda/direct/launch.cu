@@ -15,6 +15,7 @@ inline constexpr int kMostTilesM = std::is_same_v<X, float> ? 1 : 2;
 struct Layout {
   int tiles_m = 0, log_octets = 0, log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
   Index tiles = 0;
+  bool is_split = false;  // x, into parts
 
   bool whole() const { return log_octets == 2; }
   int ranks() const { return 1 << log_ranks; }
@@ -26,7 +27,7 @@ struct Layout {
 Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
   constexpr int kMemoryNs = 350, kClusterNs = 1400, kRankNs = 250, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
-  const int parts = problem.x == Dtype::kF32 ? 3 : 1;
+  const int parts = layout.is_split ? 3 : 1;
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
   const Index instructions =
       250 + steps * (70 + (45 + 14 * layout.tiles_m * parts << layout.log_octets));
@@ -42,7 +43,8 @@ Index cost_of(const Layout& layout, const Problem& problem, const Device& device
 // The one that costs least.
 Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
   const bool one = has_one_group(problem, operands);
-  const int most_tiles_m = problem.x == Dtype::kF32 ? kMostTilesM<float> : kMostTilesM<__half>;
+  const bool is_split = problem.x == Dtype::kF32 || operands.norm.data != nullptr;
+  const int most_tiles_m = is_split ? kMostTilesM<float> : kMostTilesM<__half>;
   const bool whole = problem.K % kBlockK == 0 && is_aligned(operands.packed, 16);
   Layout best;
   Index least = 0;
@@ -61,7 +63,8 @@ Layout layout_of(const Problem& problem, const Operands& operands, const Device&
                                    log_deep,
                                    log_ranks,
                                    static_cast<int>(units),
-                                   ceil_div(problem.N, kTileN << log_across)};
+                                   ceil_div(problem.N, kTileN << log_across),
+                                   is_split};
             const Index cost = cost_of(layout, problem, device);
             if (best.tiles > 0 && cost >= least) continue;
             best = layout, least = cost;
@@ -79,7 +82,9 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   p.K = static_cast<int>(problem.K);
   p.log_across = layout.log_across, p.log_deep = layout.log_deep, p.log_ranks = layout.log_ranks;
   p.octets = 1 << layout.log_octets, p.units = layout.units;
-  p.output = output_of(problem, operands);
+  const bool gated = is_gated(problem.activation);
+  p.log_step = gated ? 3 : 4, p.apart = gated ? p.N / 2 : kTileN / 2;
+  p.output = output_of(problem, operands), p.norm = operands.norm, p.eps = problem.eps;
   return p;
 }
 
@@ -88,12 +93,17 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
 template <int kBits, typename X>
 struct Direct {
   static constexpr int kTilesM = direct::kMostTilesM<X>;
-  static constexpr KernelInfo kInfo{"direct",    Format::kAffine,          kBits,
-                                    kDtypeOf<X>, kTilesM * direct::kTileM, kProductOperands};
+  static constexpr KernelInfo kInfo{"direct",
+                                    Format::kAffine,
+                                    kBits,
+                                    kDtypeOf<X>,
+                                    kTilesM * direct::kTileM,
+                                    kEpilogueOperands | OperandSet::of(Operand::kNorm)};
 
   // Whole octets of x, no group boundary inside a block, and 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
     return problem.K % kOctet == 0 && is_aligned(operands.x, 16) &&
+           is_aligned(operands.norm.data, 16) &&
            has_weight_source(problem, operands, direct::kBlockK);
   }
 
@@ -108,9 +118,11 @@ struct Direct {
                             /*shared_bytes=*/0,
                             layout.ranks()};
     const auto launch = [&](auto whole) {
-      return launch_kernel(layout.tiles_m == 1 ? direct::gemv_direct<kBits, whole, 1, X>
-                                               : direct::gemv_direct<kBits, whole, kTilesM, X>,
-                           shape, device, stream, params);
+      return launch_kernel(
+          operands.norm.data != nullptr ? direct::gemv_direct<kBits, whole, 1, X, true>
+          : layout.tiles_m == 1         ? direct::gemv_direct<kBits, whole, 1, X, false>
+                                        : direct::gemv_direct<kBits, whole, kTilesM, X, false>,
+          shape, device, stream, params);
     };
     return layout.whole() ? launch(std::true_type{}) : launch(std::false_type{});
   }

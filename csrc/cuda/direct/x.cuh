@@ -2,12 +2,20 @@
 // octet t of four, of row g of a tile of eight.
 #pragma once
 
-#include "../common/params.cuh"
+#include "../common/norm.cuh"
 #include "../common/ptx.cuh"
 
 namespace jaxgemv::cuda::direct {
 
 constexpr int kTileM = 8;  // rows of x
+
+// Eight elements of 16 bits.
+__device__ __forceinline__ void get_halves(const uint4& raw, Dtype dtype, float (&to)[8]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    to[i] = float_of_bits(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu, dtype);
+}
 
 // An octet of a row, as kParts numbers of Element that add up: exact, and so are products with codes.
 template <typename X>
@@ -17,6 +25,8 @@ struct Octet16 {
   uint4 raw = {};
 
   __device__ __forceinline__ void ask(const X* from) { raw = load16(from); }
+
+  __device__ __forceinline__ void get(float (&to)[8]) const { get_halves(raw, kDtypeOf<X>, to); }
 
   // Of two mmas: pairs of elements p and p + 4 of the octet, p = 0, 1 and 2, 3.
   __device__ __forceinline__ void pairs(uint32_t (&b)[kParts][2][2]) const {
@@ -39,12 +49,24 @@ struct XOctet<float> {
     raw[0] = load16(from), raw[1] = load16(from + 4);
   }
 
+  __device__ __forceinline__ void get(float (&to)[8]) const {
+    const uint4 low = raw[0], high = raw[1];
+    const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
+  }
+
   __device__ __forceinline__ void pairs(uint32_t (&b)[kParts][2][2]) const {
-    const uint32_t bits[2][4] = {{raw[0].x, raw[0].y, raw[0].z, raw[0].w},
-                                 {raw[1].x, raw[1].y, raw[1].z, raw[1].w}};
+    float v[8];
+    get(v);
+    pairs_of(v, b);
+  }
+
+  static __device__ __forceinline__ void pairs_of(const float (&v)[8],
+                                                  uint32_t (&b)[kParts][2][2]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      uint32_t low = bits[0][p], high = bits[1][p];
+      uint32_t low = __float_as_uint(v[p]), high = __float_as_uint(v[p + 4]);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         b[part][p / 2][p % 2] = __byte_perm(low, high, 0x7632);
@@ -59,5 +81,35 @@ struct XOctet<float> {
     return __float_as_uint(__uint_as_float(bits) - __uint_as_float(bits & 0xffff0000u));
   }
 };
+
+// An octet of norm, for all rows of x.
+struct NormOctet {
+  uint4 raw[2] = {};
+
+  __device__ __forceinline__ void ask(const NormValues& norm, int k) {
+    const char* const from = norm.data + k * size_of(norm.dtype);
+    raw[0] = load16(from);
+    if (norm.dtype == Dtype::kF32) raw[1] = load16(from + 16);
+  }
+
+  __device__ __forceinline__ void get(Dtype dtype, float (&to)[8]) const {
+    if (dtype == Dtype::kF32)
+      XOctet<float>{{raw[0], raw[1]}}.get(to);
+    else
+      get_halves(raw[0], dtype, to);
+  }
+};
+
+// x * norm as float32 x is; adds the squares of x.
+template <typename X>
+__device__ __forceinline__ void normed_pairs(const XOctet<X>& octet, const float (&norm)[8],
+                                             float& squares,
+                                             uint32_t (&b)[XOctet<float>::kParts][2][2]) {
+  float v[8];
+  octet.get(v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= norm[i];
+  XOctet<float>::pairs_of(v, b);
+}
 
 }  // namespace jaxgemv::cuda::direct
