@@ -50,20 +50,21 @@ __device__ __forceinline__ float residual_of(const Output& output, Index at) {
 }
 
 // y[at] from the sum; `up`: of a gated activation, the sum of the second half.
+template <Parts kParts>
 __device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up,
                                        float residual) {
-  sum = activate(output.activation, sum);
-  if (is_gated(output.activation)) sum *= up;
-  store(output.y, output.dtype, at, sum + residual);
+  if constexpr (kParts != Parts::kNone) {
+    sum = activate(output.activation, sum);
+    if (is_gated(output.activation)) sum *= up;
+    sum += residual;
+  }
+  store(output.y, output.dtype, at, sum);
 }
 
-// The same, which loads the residual itself; without parts there is none of this.
+// The same, which loads the residual itself.
 template <Parts kParts>
 __device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up = 1) {
-  if constexpr (kParts == Parts::kNone)
-    store(output.y, output.dtype, at, sum);
-  else
-    finish(output, at, sum, up, residual_of(output, at));
+  finish<kParts>(output, at, sum, up, kParts != Parts::kNone ? residual_of(output, at) : 0);
 }
 
 }  // namespace jaxgemv::cuda

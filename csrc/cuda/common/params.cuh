@@ -29,7 +29,15 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   return dtype == Dtype::kF16 ? half : other;
 }
 
-// The same of a dtype of one byte.
+// Eight elements of 16 bits.
+__device__ __forceinline__ void get_halves(const uint4& raw, Dtype dtype, float (&to)[8]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    to[i] = float_of_bits(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu, dtype);
+}
+
+// The element of a dtype of one byte.
 __device__ __forceinline__ float float_of_byte(uint32_t byte, Dtype dtype) {
   if (dtype == Dtype::kE8M0) return __uint_as_float(bits_of_e8m0(byte));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

@@ -106,8 +106,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         if (i >= count || octet >= params.weights.octets) continue;
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c)
-          if (c * kTileM + g < rows)
-            octets[i][c].ask(x + c * kTileM * Index{params.K} + octet * 8);
+          if (c * kTileM + g < rows) octets[i][c].ask(x + c * kTileM * Index{params.K} + octet * 8);
         if constexpr (kNormed) norms[i].ask(norm, octet * 8);
       }
       weights.ask(first, count);
@@ -173,8 +172,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     if (result.n >= width) return;
     const Beside& by = i == first_i ? early : beside(result);
     const float factor = kNormed ? norm_factor(squares, params.K, params.eps) : 1;
-    finish(params.output, (first_row + result.m) * width + result.n, fmaf(sum, factor, by.bias[0]),
-           fmaf(up, factor, by.bias[1]), by.residual);
+    finish<Parts::kNormAndEpilogue>(params.output, (first_row + result.m) * width + result.n,
+                                    fmaf(sum, factor, by.bias[0]), fmaf(up, factor, by.bias[1]),
+                                    by.residual);
   };
   if (ranks == 1) {
 #pragma unroll 1

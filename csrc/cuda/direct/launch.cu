@@ -93,12 +93,9 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
 template <int kBits, typename X>
 struct Direct {
   static constexpr int kTilesM = direct::kMostTilesM<X>;
-  static constexpr KernelInfo kInfo{"direct",
-                                    Format::kAffine,
-                                    kBits,
-                                    kDtypeOf<X>,
-                                    kTilesM * direct::kTileM,
-                                    kEpilogueOperands | OperandSet::of(Operand::kNorm)};
+  static constexpr KernelInfo kInfo{
+      "direct",    Format::kAffine,          kBits,
+      kDtypeOf<X>, kTilesM * direct::kTileM, kEpilogueOperands | OperandSet::of(Operand::kNorm)};
 
   // Whole octets of x, no group boundary inside a block, and 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {

@@ -9,14 +9,6 @@ namespace jaxgemv::cuda::direct {
 
 constexpr int kTileM = 8;  // rows of x
 
-// Eight elements of 16 bits.
-__device__ __forceinline__ void get_halves(const uint4& raw, Dtype dtype, float (&to)[8]) {
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    to[i] = float_of_bits(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu, dtype);
-}
-
 // An octet of a row, as kParts numbers of Element that add up: exact, and so are products with codes.
 template <typename X>
 struct Octet16 {

@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
   constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
+  constexpr bool kBesideEarly = kHasShift;
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
   extern __shared__ __align__(128) uint8_t shared[];
 
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
   const int first_row = cta * params.rows_a_cta + min(cta, params.more);
   const int last_tile =  // its first row
       first_row + params.rows_a_cta + (cta < params.more) - tiling.step();
-  const int x_bytes = M * Span::kRowBytes;
+  const int x_bytes = M * Span::kRowBytes + (kNormed ? params.norm_bytes : 0);
   uint8_t* const x_place = shared + warps * Memory::kBytes;
   uint8_t* const x = x_place + warp * x_bytes;
   const auto ask = [&](int slice) {
@@ -131,16 +132,22 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
               first, shared + warps * Memory::kBytes + thread / 32 * x_bytes);
   };
   ask(0);
-  commit_copies();
   // The matrix of the stack; a negative index is a large one.
   uint32_t s = 0;
   if (params.index != nullptr) s = static_cast<uint32_t>(params.index[blockIdx.y]);
   const bool exists = s < params.stack;
   // Of a slice: how many k of this warp's span there are, and norm from the first on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
-  if (kNormed && exists)
-    NormValues(params.norm, s, first_k(0))
-        .prefetch(lane * (Span::kSpanK / 32), params.K - first_k(0) - lane * (Span::kSpanK / 32));
+  const auto staged_norm = [&] {
+    return StagedNorm{params.norm_bytes > 0 ? x + M * Span::kRowBytes : nullptr, params.norm.dtype};
+  };
+  const auto ask_norm = [&](int slice) {
+    if constexpr (kNormed)
+      staged_norm().ask(NormValues(params.norm, s, first_k(slice)),
+                        min(Span::kSpanK, params.K - first_k(slice)));
+  };
+  if (exists) ask_norm(0);
+  commit_copies();
 
   uint8_t* const ring = shared + warp * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
@@ -173,6 +180,42 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
     };
     // At the end, 16 threads finish a column of a tile: this is the first tile of theirs.
     const int first_i = threadIdx.x / 16;
+    struct Result {
+      int n;             // row of the weights
+      bool is_mine;      // not of a tile's second half, nor a row that another tile has finished
+      Index at, second;  // of y, for the column's rows of x; `second` is `at` without a second one
+    };
+    const auto result_of = [&](int i) {
+      const int tile = i / columns, column = i - tile * columns, first = row_of(tile);
+      const int n = first + lane % 16 + tiling.extra(lane % 16);
+      int to = n, width = params.N;
+      bool is_mine = true;
+      if constexpr (kParts != Parts::kNone) {
+        to = first + lane % tiling.step();
+        is_mine = to >= first_row + (block + tile) * tiling.step();
+        if (is_gated(params.output.activation)) is_mine &= lane % 16 < 8, width /= 2;
+      }
+      const int m = m0 + column * Span::kRowsAColumn;
+      const Index at = (Index{blockIdx.y} * params.M + m) * width + to;
+      const bool has_second = Span::kRowsAColumn > 1 && m + 1 < m0 + M;
+      return Result{n, is_mine, at, has_second ? at + width : at};
+    };
+    // What stands beside the sums, of which the first are asked for before the weights.
+    struct Beside {
+      float bias, residual[2];
+    };
+    const auto beside = [&](const Result& result) {
+      Beside by{bias_of(params.output, exists, s, result.n), {}};
+      if constexpr (kParts != Parts::kNone)
+        if (result.is_mine) {
+          by.residual[0] = residual_of(params.output, result.at);
+          if constexpr (Span::kRowsAColumn > 1)
+            by.residual[1] = residual_of(params.output, result.second);
+        }
+      return by;
+    };
+    Beside early{};
+    if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
     float2 term{};
     if (exists) {
       if (kTermsEarly && first_i < tiles * columns)
@@ -188,15 +231,15 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
           else
             wait_copies<kStages - 1>();
           __syncwarp();
-          const float2 squares =
-              xs.take(M, x, NormValues(params.norm, s, first_k(slice)), params.K - first_k(slice));
+          const float2 squares = xs.take(M, x, staged_norm(), params.K - first_k(slice));
           if constexpr (kNormed)
             if (lane < 4)
               xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, M,
                              slice > 0, squares);
           __syncwarp();
           const int next = slice + 1 < params.slices ? slice + 1 : 0;
-          if (params.slices > 1 && (next > 0 || block + tiles < params.tiles)) ask(next);
+          if (params.slices > 1 && (next > 0 || block + tiles < params.tiles))
+            ask(next), ask_norm(next);
         }
         float2* to = partials + (warp * partial_size + lane / 4);
         if (!kByBlock && Span::kHasSums && lane < 4) {
@@ -225,8 +268,8 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
 
     __syncthreads();
     for (int i = first_i; i < tiles * columns; i += warps * 2) {
-      const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
-      const int first = row_of(tile), n = first + lane % 16 + tiling.extra(lane % 16);
+      const int tile = i / columns, column = i - tile * columns;
+      const Result result = result_of(i);
       const float2* from = partials + column * column_size;
       float2 sum{}, sum_x{}, squares{};
 #pragma unroll 4
@@ -238,7 +281,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
         if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
       }
       if (!kByBlock && exists) {
-        if (!kTermsEarly || i > first_i) term = row_term(n);
+        if (!kTermsEarly || i > first_i) term = row_term(result.n);
         sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
       }
       if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
@@ -246,26 +289,18 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
         sum.x *= norm_factor(squares.x, params.K, params.eps);
         sum.y *= norm_factor(squares.y, params.K, params.eps);
       }
-      const float bias = bias_of(params.output, exists, s, n);
-      sum.x += bias, sum.y += bias;
+      const Beside by = kBesideEarly && i == first_i ? early : beside(result);
+      sum.x += by.bias, sum.y += by.bias;
       float2 up{1, 1};
-      bool is_first = true;  // half of the tile, and no row that another tile has finished
-      int to = n, width = params.N;
-      if constexpr (kParts != Parts::kNone) {
-        to = first + lane % tiling.step(),
-        is_first = to >= first_row + (block + tile) * tiling.step();
+      if constexpr (kParts != Parts::kNone)
         if (is_gated(params.output.activation)) {
           const unsigned both = 0xffffu << (lane & 16);
           up = {__shfl_xor_sync(both, sum.x, 8), __shfl_xor_sync(both, sum.y, 8)};
-          is_first &= lane % 16 < 8, width /= 2;
         }
-        if (!is_first) continue;
-      }
-      const int m = m0 + column * Span::kRowsAColumn;
-      const Index at = (Index{blockIdx.y} * params.M + m) * width + to;
-      finish<kParts>(params.output, at, sum.x, up.x);
-      if (Span::kRowsAColumn > 1 && m + 1 < m0 + M)
-        finish<kParts>(params.output, at + width, sum.y, up.y);
+      if (!result.is_mine) continue;
+      finish<kParts>(params.output, result.at, sum.x, up.x, by.residual[0]);
+      if (Span::kRowsAColumn > 1 && result.second != result.at)
+        finish<kParts>(params.output, result.second, sum.y, up.y, by.residual[1]);
     }
     if (block + tiles < params.tiles) __syncthreads();
   }

@@ -27,7 +27,7 @@ struct Stream {
     return problem.M <= kMostRows && problem.N >= stream::kTileN && problem.N < (1 << 30) &&
            problem.K < (1 << 25) && problem.K * kBits % 128 == 0 &&
            is_aligned(operands.packed, 16) && is_aligned(operands.x, 16) &&
-           find_scales(problem, operands).found;
+           is_aligned(operands.norm.data, 16) && find_scales(problem, operands).found;
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
@@ -164,6 +164,8 @@ struct Stream {
     params.packed_stack_stride = operands.packed_stack_stride;
     params.output = output_of(problem, operands);
     params.norm = operands.norm, params.eps = problem.eps;
+    if (operands.norm.data != nullptr)
+      params.norm_bytes = Span::kSpanK * size_of(operands.norm.dtype);
 
     // Tiles of a gated activation have half as many rows, pairs of them.
     const bool gated = is_gated(problem.activation);
@@ -172,7 +174,8 @@ struct Stream {
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
     const int rows = std::min(params.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);
-    const int column_bytes = columns * 8, warp_bytes = kRingBytes + rows * Span::kRowBytes;
+    const int column_bytes = columns * 8,
+              warp_bytes = kRingBytes + rows * Span::kRowBytes + params.norm_bytes;
     // At the least, there is room for a tile and the sums of x.
     const int least_bytes = warp_bytes + (stream::kTileN + 4) * column_bytes;
     const int most_warps =

@@ -40,6 +40,7 @@ struct Params {
   Index packed_stack_stride;
   Output output;
   Param norm;
+  int norm_bytes;  // of a warp's span, 0 without norm
   float eps;
 };
 

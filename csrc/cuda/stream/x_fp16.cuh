@@ -83,7 +83,7 @@ class XFp16 {
   }
 
   // Turns what this warp's copies have brought into operands.
-  __device__ __forceinline__ float2 take(int rows, const uint8_t* staged, const NormValues&, int) {
+  __device__ __forceinline__ float2 take(int rows, const uint8_t* staged, const StagedNorm&, int) {
     // Rows past the last one repeat it and are not stored.
     take_rows(staged, [&](int c, int g) { return min((kHalves ? 0 : 8 * c) + g, rows - 1); });
     return {};

@@ -52,7 +52,7 @@ class XInt8 {
   // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
   // which there are `count`.
   // Returns the sum of squares of row t / 2 of x, in one of its two lanes.
-  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
+  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const StagedNorm& norm,
                                          int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
     float squares = 0;
@@ -166,19 +166,21 @@ class XInt8 {
   float worth[2], sum[kBlocks];
 
   // Makes four planes of bytes of a row, in its place. Returns what the lowest byte is worth.
-  static __device__ __forceinline__ float make_slices(uint8_t* row, const NormValues& norm,
+  static __device__ __forceinline__ float make_slices(uint8_t* row, const StagedNorm& norm,
                                                       int count, float& squares) {
     uint32_t raw[kPieces * 4];
 #pragma unroll
     for (int j = 0; j < kPieces; ++j)
       load_shared<4>(raw + 4 * j, row + (lane_id() * kPieces + j) * 16);
-    float factor[kPieces * 8] = {};  // zeros past K
+    float factor[kPieces][8] = {};  // zeros past K
     if constexpr (kNormed)
-      if (const int k = lane_id() * kPieces * 8; k < count) norm.load(factor, k);
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j)
+        if (const int k = (lane_id() * kPieces + j) * 8; k < count) norm.load_octet(factor[j], k);
     const auto x = [&](int k) {
       return float_of_bits(k % 2 ? raw[k / 2] >> 16 : raw[k / 2] & 0xffffu, kDtypeOf<X>);
     };
-    const auto value = [&](int k) { return kNormed ? x(k) * factor[k] : x(k); };
+    const auto value = [&](int k) { return kNormed ? x(k) * factor[k / 8][k % 8] : x(k); };
     uint32_t largest = 0;
     int exponent;
     bool finite;

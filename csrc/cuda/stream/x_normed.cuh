@@ -24,7 +24,7 @@ class XNormed
   }
 
   // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
-  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const NormValues& norm,
+  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const StagedNorm& norm,
                                          int count) {
     const int t = lane_id() % 4;
     float factor[2] = {1, 1}, squares[2] = {};
@@ -80,7 +80,7 @@ class XNormed
   // Row m of what is staged becomes x * norm in fp16, and row `rest` what is missing from it, by a
   // power of two. Returns the inverse of that.
   static __device__ __forceinline__ float split(int m, int rest, uint8_t* staged,
-                                                const NormValues& norm, int count, float& squares) {
+                                                const StagedNorm& norm, int count, float& squares) {
     constexpr int kPieces = kSpanK / 256;
     float v[kPieces][8];
     uint32_t largest = 0;
@@ -89,7 +89,7 @@ class XNormed
       const int piece = lane_id() + 32 * j;
       uint32_t raw[4];
       load_shared<4>(raw, staged + Base::place(m, piece));
-      if (8 * piece < count) norm.load(v[j], 8 * piece);
+      if (8 * piece < count) norm.load_octet(v[j], 8 * piece);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const uint32_t bits = i % 2 ? raw[i / 2] >> 16 : raw[i / 2] & 0xffffu;
