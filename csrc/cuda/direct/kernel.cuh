@@ -7,7 +7,8 @@
 // same ones (weights.cuh), and pairs of their elements in the same order, so that k is permuted alike.
 // The affine part is two fp32 terms a group,
 //   y += f * dot(q, x) + c * sum(x),
-// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies.
+// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies. Of x in
+// parts, lanes add it up.
 //
 // Of a gated activation a tile has eight rows of the first half and the same of the second. With a norm
 // x * norm is what float32 x is; the sum of squares goes the way of a row of results. What stands
@@ -93,6 +94,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     const int n[2] = {min(row, params.N - 1), min(row + params.apart, params.N - 1)};
     const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
     const NormValues norm(params.norm, s, 0);
+    // Products of two bfloat16 have 16 bits: two parts.
+    const bool is_short = std::is_same_v<X, __nv_bfloat16> && norm.dtype == Dtype::kBF16;
+    const int parts = kNormed && is_short ? 2 : kParts;
     Rows<kBits, kWhole> weights(params.weights, s, n);
     const int last = (rank + 1) * params.units;
 #pragma unroll 1
@@ -111,7 +115,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
       }
       weights.ask(first, count);
 
-      float dot[kTilesM][4] = {}, sum[kTilesM][4] = {};
+      // Parts have sums of their own: an mma waits for the one before it.
+      float dot[kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};
 #pragma unroll
       for (int i = 0; i < L::kOctets; ++i) {
         if (i >= count) break;
@@ -124,27 +129,39 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         for (int c = 0; c < kTilesM; ++c) {
           uint32_t b[kParts][2][2];
           if constexpr (kNormed)
-            normed_pairs(octets[i][c], factors, squares[c], b);
+            sum[c][0] += normed_pairs(octets[i][c], factors, squares[c], b);
+          else if constexpr (kParts > 1)
+            sum[c][0] += octets[i][c].pairs(b);
           else
             octets[i][c].pairs(b);
 #pragma unroll
-          for (int part = kParts - 1; part >= 0; --part)
+          for (int part = 0; part < kParts; ++part) {
+            if (part >= parts) break;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              mma_m16n8k16<Element>(dot[c], a[0][2 * h], a[1][2 * h], a[0][2 * h + 1],
+              mma_m16n8k16<Element>(dot[c][part], a[0][2 * h], a[1][2 * h], a[0][2 * h + 1],
                                     a[1][2 * h + 1], b[part][h]);
-              mma_m16n8k16<Element>(sum[c], kOnes, kOnes, kOnes, kOnes, b[part][h]);
+              if constexpr (kParts == 1)
+                mma_m16n8k16<Element>(sum[c], kOnes, kOnes, kOnes, kOnes, b[part][h]);
             }
+          }
         }
       }
+#pragma unroll
+      for (int c = 0; c < kTilesM; ++c)
+        if constexpr (kParts > 1) spread(sum[c]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 terms = weights.terms(r, Codes::kCentre);
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c)
 #pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; ++e)
-            y[c][e] += fmaf(dot[c][e] * Codes::kWorth, terms.x, sum[c][e] * terms.y);
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            float all = dot[c][kParts - 1][e];
+#pragma unroll
+            for (int part = kParts - 2; part >= 0; --part) all += dot[c][part][e];
+            y[c][e] += fmaf(all * Codes::kWorth, terms.x, sum[c][e] * terms.y);
+          }
       }
     }
   }

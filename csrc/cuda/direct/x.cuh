@@ -48,14 +48,15 @@ struct XOctet<float> {
     for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
   }
 
-  __device__ __forceinline__ void pairs(uint32_t (&b)[kParts][2][2]) const {
+  // Returns the sum.
+  __device__ __forceinline__ float pairs(uint32_t (&b)[kParts][2][2]) const {
     float v[8];
     get(v);
-    pairs_of(v, b);
+    return pairs_of(v, b);
   }
 
-  static __device__ __forceinline__ void pairs_of(const float (&v)[8],
-                                                  uint32_t (&b)[kParts][2][2]) {
+  static __device__ __forceinline__ float pairs_of(const float (&v)[8],
+                                                   uint32_t (&b)[kParts][2][2]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       uint32_t low = __float_as_uint(v[p]), high = __float_as_uint(v[p + 4]);
@@ -65,6 +66,7 @@ struct XOctet<float> {
         low = rest_of(low), high = rest_of(high);
       }
     }
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
 
  private:
@@ -92,16 +94,25 @@ struct NormOctet {
   }
 };
 
-// x * norm as float32 x is; adds the squares of x.
+// x * norm as float32 x is, and its sum; adds the squares of x.
 template <typename X>
-__device__ __forceinline__ void normed_pairs(const XOctet<X>& octet, const float (&norm)[8],
-                                             float& squares,
-                                             uint32_t (&b)[XOctet<float>::kParts][2][2]) {
+__device__ __forceinline__ float normed_pairs(const XOctet<X>& octet, const float (&norm)[8],
+                                              float& squares,
+                                              uint32_t (&b)[XOctet<float>::kParts][2][2]) {
   float v[8];
   octet.get(v);
 #pragma unroll
   for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= norm[i];
-  XOctet<float>::pairs_of(v, b);
+  return XOctet<float>::pairs_of(v, b);
+}
+
+// From what lanes (g, t) have of row g's sum to where results of columns 2 t and 2 t + 1 lie.
+__device__ __forceinline__ void spread(float (&sum)[4]) {
+  float all = sum[0];
+  all += __shfl_xor_sync(~0u, all, 1);
+  all += __shfl_xor_sync(~0u, all, 2);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sum[e] = __shfl_sync(~0u, all, threadIdx.x % 4 * 8 + e % 2 * 4);
 }
 
 }  // namespace jaxgemv::cuda::direct

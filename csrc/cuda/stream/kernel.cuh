@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
   const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
-  const int M = kMTiles ? min(params.M - m0, kRows) : params.M;  // rows of x of this CTA
+  // Rows of x of this CTA.
+  const int M = kRows == 1 ? 1 : kMTiles ? min(params.M - m0, kRows) : params.M;
   const Tiling<kParts> tiling{params};
   const int first_row = cta * params.rows_a_cta + min(cta, params.more);
   const int last_tile =  // its first row
@@ -186,7 +187,8 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
       Index at, second;  // of y, for the column's rows of x; `second` is `at` without a second one
     };
     const auto result_of = [&](int i) {
-      const int tile = i / columns, column = i - tile * columns, first = row_of(tile);
+      const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
+      const int first = row_of(tile);
       const int n = first + lane % 16 + tiling.extra(lane % 16);
       int to = n, width = params.N;
       bool is_mine = true;
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
 
     __syncthreads();
     for (int i = first_i; i < tiles * columns; i += warps * 2) {
-      const int tile = i / columns, column = i - tile * columns;
+      const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
       const Result result = result_of(i);
       const float2* from = partials + column * column_size;
       float2 sum{}, sum_x{}, squares{};
