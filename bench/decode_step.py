@@ -5,7 +5,6 @@ import functools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,9 +57,9 @@ class Timed(NamedTuple):
     note: str | None  # why there is no split
 
 
-def random(size: str, kind: str, track: Callable[[Iterable], Iterable]) -> Model:
+def random(size: str, kind: str) -> Model:
     config = embedded.SIZES[size]
-    return Model(size, kind, embedded.random_model(config, kind, track), config)
+    return Model(size, kind, embedded.random_model(config, kind, iter), config)
 
 
 def of_file(path: Path, context: int) -> Model:

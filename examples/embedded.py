@@ -60,7 +60,9 @@ def convert(params, kind):
         return params
     if kind == "f32":
         return jax.tree.map(lambda weight: weight.astype(jnp.float32), params)
-    return jax.tree.map(lambda weight: quantize(weight, **KINDS[kind]) if weight.ndim == 2 else weight, params)
+    return jax.tree.map(
+        lambda weight: quantize(weight, **KINDS[kind]) if weight.ndim == 2 else weight, params
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "kind"))
