@@ -7,8 +7,8 @@
 - `python -m bench.decode --platform cpu --gguf FILE.gguf --llama-cpp`: a file as it is, beside llama.cpp
 - `python -m bench.decode --plot FILE.json`: draws an earlier result again
 
-A step is that of examples/decode.py: one jitted dispatch, the cache donated, the most likely token taken. The token stays
-where it is, so that the host may run ahead. Several sequences are a `vmap` of it.
+A step is that of examples/decode.py: one jitted dispatch, the cache donated, the most likely token taken. The token
+stays where it is, so that the host may run ahead. Several sequences are a `vmap` of it.
 On a GPU torch, where it is installed, decodes with a model of the same shape, compiled and as a CUDA graph; on a CPU
 llama.cpp with the same file, by xllamacpp, ik_llama_cpp or llama_cpp. `--without torch` leaves one out.
 """
@@ -52,7 +52,7 @@ def main() -> None:
     plan = step.Plan(args.tokens, args.rounds, args.steps_per_call, traced=8)
     env = environment.environment(devices[0], args.commit, "bench.decode")
 
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console(width=None if Console().is_terminal else 180)
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     rows: list[reports.Row] = []
     path = None
@@ -120,22 +120,24 @@ def _peer_cells(args, device, plan: step.Plan) -> list[dict]:
     shared = {"tokens": plan.tokens, "rounds": plan.rounds, "threads": host_systems.THREADS}
     cells = []
 
+    def wanted(library):
+        return library not in args.without and decode_peers.installed(library)
+
     def add(library, model, weights, batches, **rest):
         for batch in batches:
             for context in args.contexts:
                 cell = {"library": library, "model": model, "weights": weights, "batch": batch}
                 cells.append(cell | {"context": context, "size": plan.size(context)} | shared | rest)
 
-    if device.platform == "gpu" and args.devices == 1 and "torch" not in args.without:
-        if decode_peers.installed("torch"):
-            for size in args.sizes:
-                config = dataclasses.asdict(step.embedded.SIZES[size])
-                for kind in _TORCH_WEIGHTS:
-                    if kind in args.weights:
-                        add("torch", size, kind, args.batches, config=config)
+    if device.platform == "gpu" and args.devices == 1 and wanted("torch"):
+        for size in args.sizes:
+            config = dataclasses.asdict(step.embedded.SIZES[size])
+            for kind in _TORCH_WEIGHTS:
+                if kind in args.weights:
+                    add("torch", size, kind, args.batches, config=config)
     if args.llama_cpp and args.gguf and 1 in args.batches:
         for library in decode_peers.LLAMA_CPP:
-            if library not in args.without and decode_peers.installed(library):
+            if wanted(library):
                 add(library, args.gguf.stem, "native", [1], file=str(args.gguf.resolve()))
     return cells
 

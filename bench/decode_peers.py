@@ -28,28 +28,20 @@ def measure(name: str, cells: list[dict]) -> Iterator[dict]:
     """For each cell `us` and `rounds_us`, perhaps `compile_s`; or the reason for which there is none as `note`."""
     module = "bench.decode_torch" if name == "torch" else "bench.decode_llama"
     left = len(cells)
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=_ROOT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},  # the GPU is the library's
-        )
-        try:
-            process.stdin.write(json.dumps([cell | {"library": name} for cell in cells]))
-            process.stdin.close()
-            while line := _line(process):
-                left -= 1
-                yield json.loads(line)
-            status = process.wait()
-        except BrokenPipeError:
-            status = process.wait()
-        finally:
-            process.kill()
-            process.wait()
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as errors:
+        json.dump([cell | {"library": name} for cell in cells], asked)
+        asked.seek(0)
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}  # the GPU is the library's
+        command = [sys.executable, "-m", module]
+        streams = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        with subprocess.Popen(command, cwd=_ROOT, env=environment, **streams) as process:
+            try:
+                while line := _line(process):
+                    left -= 1
+                    yield json.loads(line)
+                status = process.wait()
+            finally:
+                process.kill()
         errors.seek(0)
         last = (errors.read().strip().splitlines() or [""])[-1]
     for _ in range(left):

@@ -30,7 +30,7 @@ def draw(path: Path) -> Path | None:
     models = list(dict.fromkeys(r["model"] for r in rows))
     problems = sorted({(r["batch"], r["context"]) for r in rows})
     lines = {model: _lines([r for r in rows if r["model"] == model]) for model in models}
-    heights = [0.6 + 0.27 * len(lines[model]) for model in models]
+    heights = [0.8 + 0.27 * len(lines[model]) for model in models]
     figure, axes = pyplot.subplots(
         len(models),
         len(problems),
@@ -46,7 +46,8 @@ def draw(path: Path) -> Path | None:
         for axis, (batch, context) in zip(line, problems):
             here = [r for r in rows if (r["model"], r["batch"], r["context"]) == (model, batch, context)]
             _panel(axis, here, lines[model], us_a_unit, names=axis is line[0])
-            axis.set_title(f"{model}, batch {batch}, context {context}", fontsize=9, loc="left")
+            first = model if axis is line[0] else ""
+            axis.set_title(f"{first}\nbatch {batch}, context {context}", fontsize=9, loc="left")
     env = content["environment"]
     count = max(r["devices"] for r in rows)
     device = (f"{count} x " if count > 1 else "") + env["device"]

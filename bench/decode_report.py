@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 import jaxgemv
+from bench import timing
 
 OURS = "jaxgemv"
 
@@ -39,6 +40,8 @@ class Row:
 
 def complete(r: Row, bytes_per_us: float | None) -> None:
     """Fills in what follows from other columns."""
+    r.spread = timing.spread(r.rounds_us) if len(r.rounds_us) > 1 else None
+    r.rounds_us = [round(us, 2) for us in r.rounds_us]
     r.tokens_per_s = 1e6 * r.batch / r.us if r.us else None
     r.limit_us = r.nbytes / bytes_per_us if r.nbytes and bytes_per_us else None
     r.over_limit = r.us / r.limit_us if r.us and r.limit_us else None
@@ -49,13 +52,13 @@ def table(rows: list[Row], device: str) -> Table:
         "tokens/s": lambda r: _text(r.tokens_per_s),
         "us": lambda r: _text(r.us),
         "±%": lambda r: _text(r.spread and 100 * r.spread, 1),
-        "read limit": lambda r: _text(r.limit_us),
+        "limit": lambda r: _text(r.limit_us),
         "x limit": lambda r: _text(r.over_limit, 2),
-        "our kernels": lambda r: _text(r.ours_us),
-        "XLA's": lambda r: _text(r.xla_us),
+        "ours": lambda r: _text(r.ours_us),
+        "XLA": lambda r: _text(r.xla_us),
         "idle": lambda r: _text(r.idle_us),
         "enqueue": lambda r: _text(r.enqueue_us),
-        "compiled, s": lambda r: _text(r.compile_s, 1),
+        "compile s": lambda r: _text(r.compile_s, 1),
     }
     columns = {name: cell for name, cell in columns.items() if any(cell(r) for r in rows)}
     title = f"decoding on {device}, jaxgemv {jaxgemv.__version__}"
@@ -78,11 +81,11 @@ def table(rows: list[Row], device: str) -> Table:
 def notes(rows: list[Row], how: str) -> list[str]:
     lines = [
         "us: a step, which is one token of each sequence; its kernels, and what is read for it, likewise.",
-        f"read limit: {how}.",
+        f"limit: {how}.",
     ]
     if any(r.ours_us is not None for r in rows):
         lines.append(
-            "our kernels, XLA's: of steps that were profiled, one kernel after another; idle: the rest of us."
+            "ours, XLA: in whose kernels, by a profile, which may slow them down; idle: what that leaves of us."
         )
     missing = {f"{r.model} {r.weights}, {r.system}: {r.note}": None for r in rows if r.note}
     return lines + list(missing)

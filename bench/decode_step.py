@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bench import decode_trace, timing
+from bench import decode_trace
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
@@ -49,9 +49,8 @@ class Plan(NamedTuple):
 
 class Timed(NamedTuple):
     us: float  # for one token of every sequence: median of the rounds
-    spread: float
-    enqueue_us: float  # until the host had asked for it
     rounds_us: list[float]
+    enqueue_us: float  # until the host had asked for it
     compile_s: float
     split: decode_trace.Split
     note: str | None  # why there is no split
@@ -201,9 +200,8 @@ def measure(of: Model, batch: int, context: int, plan: Plan, mesh: Mesh | None =
         note = f"no profile: {error}"
     return Timed(
         us=us,
-        spread=timing.spread(list(seconds)),
+        rounds_us=[scale * each for each in seconds],
         enqueue_us=scale * statistics.median(asked),
-        rounds_us=[round(scale * each, 2) for each in seconds],
         compile_s=compile_s,
         split=decode_trace.split(found, plan.traced * plan.steps, us),
         note=note,

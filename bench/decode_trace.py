@@ -57,7 +57,7 @@ def _short(name: str) -> str:
 
 
 def _of_cpu(planes, program: str) -> list[Span]:
-    """Operations of the program. One that hands its work to other threads ends with an event of its own."""
+    """Operations of the program. As one may hand its work to other threads, its end is an event of its own."""
     ours = set(re.findall(r'%?([\w.-]+) = [^\n]*custom_call_target="jaxgemv', program))
     all_names = set(re.findall(r"%?([\w.-]+) = (?![^\n]* while\()", program))  # a loop is what runs in it
     begins, ends = defaultdict(list), defaultdict(list)
@@ -69,10 +69,11 @@ def _of_cpu(planes, program: str) -> list[Span]:
                     (begins if name == event.name else ends)[name].append(event)
     spans = []
     for name, events in begins.items():
-        of_name = [sorted(each, key=lambda e: e.start_ns) for each in (events, ends[name])]
-        lasts = of_name[1] if len(of_name[1]) == len(events) else of_name[0]
-        for first, last in zip(of_name[0], lasts):
-            spans.append(Span(name, name in ours, first.start_ns, last.start_ns + last.duration_ns))
+        first = sorted(events, key=lambda e: e.start_ns)
+        until = sorted(e.start_ns for e in ends[name])  # what follows at once is part of that event
+        if len(until) != len(first):
+            until = [e.start_ns + e.duration_ns for e in first]
+        spans += [Span(name, name in ours, e.start_ns, end) for e, end in zip(first, until)]
     return spans
 
 
