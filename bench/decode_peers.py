@@ -36,10 +36,10 @@ def measure(name: str, cells: list[dict]) -> Iterator[dict]:
         streams = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
         with subprocess.Popen(command, cwd=_ROOT, env=environment, **streams) as process:
             try:
-                while line := _line(process):
+                while left and (line := _line(process)):
                     left -= 1
                     yield json.loads(line)
-                status = process.wait()
+                status = process.wait() if left else 0
             finally:
                 process.kill()
         errors.seek(0)

@@ -195,7 +195,8 @@ def measure(of: Model, batch: int, context: int, plan: Plan, mesh: Mesh | None =
     us = scale * statistics.median(seconds)
     found, note = [], None
     try:
-        found = decode_trace.profile(lambda: run(plan.traced), compiled)
+        on_cpu = next(iter(tokens.devices())).platform == "cpu"
+        found = decode_trace.profile(lambda: run(plan.traced), compiled.as_text() if on_cpu else None)
     except (OSError, RuntimeError, ValueError) as error:
         note = f"no profile: {error}"
     return Timed(

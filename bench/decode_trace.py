@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,8 +28,8 @@ class Split(NamedTuple):
     kernels: dict[str, list[float]]  # the longest: how many, and their microseconds together
 
 
-def profile(run: Callable[[], object], compiled) -> list[list[Span]]:
-    """What each device did in run(), which calls `compiled`."""
+def profile(run: Callable[[], object], program: str | None) -> list[list[Span]]:
+    """What each device did in run(). program: on a CPU, the text of what it runs."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -37,8 +37,11 @@ def profile(run: Callable[[], object], compiled) -> list[list[Span]]:
             run()
         (file,) = Path(folder).rglob("*.xplane.pb")
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-        gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
-        return [s for s in map(_of_gpu, gpus) if s] or [s for s in [_of_cpu(planes, compiled.as_text())] if s]
+        if program is None:
+            devices = [_of_gpu(plane) for plane in planes if plane.name.startswith("/device:GPU")]
+        else:
+            devices = [_of_cpu(planes, program)]
+        return [spans for spans in devices if spans]
 
 
 def _of_gpu(plane) -> list[Span]:
@@ -53,28 +56,20 @@ def _of_gpu(plane) -> list[Span]:
 
 def _short(name: str) -> str:
     """A kernel without what its template was given."""
-    return re.sub(r"<.*|\(.*", "", name.removeprefix("void "))[:80]
+    return re.sub(r"<.*|\(.*", "", name.removeprefix("void ").replace("(anonymous namespace)::", ""))[:80]
 
 
 def _of_cpu(planes, program: str) -> list[Span]:
-    """Operations of the program. As one may hand its work to other threads, its end is an event of its own."""
+    """Operations of the program, on the threads that begin them. Idle is also when these wait for others."""
     ours = set(re.findall(r'%?([\w.-]+) = [^\n]*custom_call_target="jaxgemv', program))
     all_names = set(re.findall(r"%?([\w.-]+) = (?![^\n]* while\()", program))  # a loop is what runs in it
-    begins, ends = defaultdict(list), defaultdict(list)
-    for plane in planes:
-        for line in plane.lines:
-            for event in line.events:
-                name = event.name.removeprefix("end: ")
-                if name in all_names:
-                    (begins if name == event.name else ends)[name].append(event)
-    spans = []
-    for name, events in begins.items():
-        first = sorted(events, key=lambda e: e.start_ns)
-        until = sorted(e.start_ns for e in ends[name])  # what follows at once is part of that event
-        if len(until) != len(first):
-            until = [e.start_ns + e.duration_ns for e in first]
-        spans += [Span(name, name in ours, e.start_ns, end) for e, end in zip(first, until)]
-    return spans
+    return [
+        Span(event.name, event.name in ours, event.start_ns, event.start_ns + event.duration_ns)
+        for plane in planes
+        for line in plane.lines
+        for event in line.events
+        if event.name in all_names
+    ]
 
 
 def split(devices: list[list[Span]], steps: int, us: float) -> Split:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,12 @@ def tiny(monkeypatch, on_cpu):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
+    # Where there is a GPU it is not asked.
+    monkeypatch.setattr(decode, "_read_limit", lambda device: (1e4, "a guess"))
+    always = "--sizes", "tiny", "--contexts", "100", "--without", "torch"
+
     def run(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["bench.decode", "--sizes", "tiny", "--contexts", "100", *options])
+        monkeypatch.setattr(sys, "argv", ["bench.decode", *always, *options])
         decode.main()
         return capsys.readouterr().out
 
@@ -98,6 +103,15 @@ def test_split():
     spans = [Span("a", True, 0, 2000), Span("b", False, 1000, 3000), Span("b", False, 5000, 6000)]
     assert decode_trace.split([spans], 2, 4.0) == (1.0, 1.0, 2.0, {"b": [1.0, 1.5], "a": [0.5, 1.0]})
     assert decode_trace.split([], 2, 4.0)[:3] == (None, None, None)
+
+
+def test_kernels_of_a_gpu():
+    """By streams, each kernel once, whatever else a profile has."""
+    name = "void jaxgemv::cuda::(anonymous namespace)::kernel<int, 4>(Arguments)"
+    events = [SimpleNamespace(name=n, start_ns=1.0, duration_ns=2.0) for n in (name, "fusion_3")]
+    lines = [SimpleNamespace(name=n, events=events) for n in ("Stream #13(Compute)", "XLA Ops")]
+    found = decode_trace._of_gpu(SimpleNamespace(lines=lines))
+    assert found == [Span("jaxgemv::cuda::kernel", True, 1.0, 3.0), Span("fusion_3", False, 1.0, 3.0)]
 
 
 def _tokens(of, batch, steps, mesh):
