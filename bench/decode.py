@@ -32,6 +32,8 @@ from bench import decode_step as step
 SIZES = {"gpu": ["0.5b", "1b", "8b"], "cpu": ["0.5b"]}
 _READ = {"gpu": 1 << 30, "cpu": 1 << 28}  # bytes: much more than any cache
 _TORCH_WEIGHTS = "bf16", "int4"
+# Out of memory, say: the other rows are still worth having.
+_FAILURES = RuntimeError, TypeError, ValueError, MemoryError, OSError
 
 
 def main() -> None:
@@ -87,12 +89,21 @@ def _rows(args, devices: list, plan: step.Plan, update) -> Iterator[reports.Row]
         made[args.gguf.stem, "native"] = partial(step.of_file, args.gguf, longest)
     for (name, kind), make in made.items():
         update(description=f"{name} {kind}: making the weights")
-        of, mesh = make(), None
-        if args.devices > 1:
-            of, mesh = step.cut(of, devices)
+        of, mesh, note = None, None, None
+        try:
+            of = make()
+            if args.devices > 1:
+                of, mesh = step.cut(of, devices)
+        except _FAILURES as error:
+            note = _reason(error)
         for batch, context in cells:
             update(description=f"{name} {kind}, batch {batch}, context {context}")
-            yield _row(of, batch, context, plan, mesh)
+            row = reports.Row(
+                name, kind, reports.OURS, batch, context, plan.size(context), args.devices, note=note
+            )
+            if of is not None:
+                row = _measured(row, of, plan, mesh)
+            yield row
         del of  # before the next is made
     for library in dict.fromkeys(cell["library"] for cell in peers):
         its = [cell for cell in peers if cell["library"] == library]
@@ -101,18 +112,18 @@ def _rows(args, devices: list, plan: step.Plan, update) -> Iterator[reports.Row]
             yield reports.row(**cell, system=library, **found)
 
 
-def _row(of: step.Model, batch: int, context: int, plan: step.Plan, mesh) -> reports.Row:
-    row = reports.Row(of.name, of.weights, reports.OURS, batch, context, plan.size(context))
-    row.devices, row.steps_per_call = 1 if mesh is None else mesh.size, plan.steps
-    row.nbytes = step.bytes_read(of, batch, context + plan.tokens / 2) // row.devices
+def _measured(row: reports.Row, of: step.Model, plan: step.Plan, mesh) -> reports.Row:
+    row.steps_per_call = plan.steps
+    row.nbytes = step.bytes_read(of, row.batch, row.context + plan.tokens / 2) // row.devices
     try:
-        timed = step.measure(of, batch, context, plan, mesh)
-    except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-        # Out of memory, say: the other rows are still worth having.
-        row.note = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        return row
-    split = timed.split._asdict()
-    return dataclasses.replace(row, **{k: v for k, v in timed._asdict().items() if k != "split"}, **split)
+        timed = step.measure(of, row.batch, row.context, plan, mesh)._asdict()
+    except _FAILURES as error:
+        return dataclasses.replace(row, note=_reason(error))
+    return dataclasses.replace(row, **timed.pop("split")._asdict(), **timed)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _peer_cells(args, device, plan: step.Plan) -> list[dict]:
