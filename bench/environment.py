@@ -18,6 +18,7 @@ from bench import host_systems, native
 from jaxgemv._ffi import backends, cpu_isa
 
 _ROOT = Path(__file__).parent.parent
+_PEERS = "torch", "triton", "gemlite", "xllamacpp", "ik-llama-cpp-python", "llama-cpp-python"
 
 
 def environment(device, commit: str | None, module: str = "bench") -> dict:
@@ -50,7 +51,7 @@ def environment(device, commit: str | None, module: str = "bench") -> dict:
     else:
         env["threads"] = host_systems.THREADS
         env["isa"] = None if backends["cpu"].missing else cpu_isa()
-    env |= {name: version for name in ("torch", "triton", "gemlite") if (version := _version(name))}
+    env |= {name: version for name in _PEERS if (version := _version(name))}
     return env
 
 
@@ -71,7 +72,7 @@ def _command(module: str, arguments: list[str]) -> str:
     for word in left:
         if word == "--out":
             next(left)
-        elif word == "--ggml":
+        elif word in ("--ggml", "--gguf"):
             words += [word, Path(next(left)).name]
         elif not word.startswith("--out="):
             words.append(word)

@@ -16,7 +16,13 @@ import safetensors.flax
 from jaxgemv import quantize
 
 CHECKPOINT = pathlib.Path(__file__).with_name("stdlib-4m.safetensors")
-KINDS = {"bf16": None, "f32": None, "int8": 8, "int4": 4}  # bits; groups of 128 weights share a scale
+KINDS = {  # arguments of `quantize`, where there are codes
+    "bf16": None,
+    "f32": None,
+    "int8": {"bits": 8, "group_size": 128},
+    "int4": {"bits": 4, "group_size": 128},
+    "nf4": {"format": "nf4"},
+}
 
 LLAMA = functools.partial(model.Config, vocab=128_256, rope_theta=500_000.0)
 SIZES = {
@@ -54,8 +60,9 @@ def convert(params, kind):
         return params
     if kind == "f32":
         return jax.tree.map(lambda weight: weight.astype(jnp.float32), params)
-    low_bit = functools.partial(quantize, bits=KINDS[kind], group_size=128)
-    return jax.tree.map(lambda weight: low_bit(weight) if weight.ndim == 2 else weight, params)
+    return jax.tree.map(
+        lambda weight: quantize(weight, **KINDS[kind]) if weight.ndim == 2 else weight, params
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "kind"))
