@@ -7,11 +7,12 @@
 // same ones (weights.cuh), and pairs of their elements in the same order, so that k is permuted alike.
 // The affine part is two fp32 terms a group,
 //   y += f * dot(q, x) + c * sum(x),
-// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies.
+// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies. Of x in
+// parts, lanes add it up.
 //
-// Of a gated activation a tile has eight rows of the first half and the same of the second. The sum of
-// squares for a norm goes the way of a row of results. What stands beside the sums, bias and residual,
-// is asked for first of all.
+// Of a gated activation a tile has eight rows of the first half and the same of the second. With a norm
+// x * norm is what float32 x is; the sum of squares goes the way of a row of results. What stands
+// beside the sums, bias and residual, is asked for first of all.
 #pragma once
 
 #include "../common/epilogue.cuh"
@@ -35,15 +36,15 @@ struct Params {
   float eps;
 };
 
-template <int kBits, bool kWhole, int kTilesM, typename X, Norm kNorm>
+template <int kBits, bool kWhole, int kTilesM, typename X, bool kNormed>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     gemv_direct(const __grid_constant__ Params params) {
-  using Operand = direct::Operand<X, kNorm>;
+  using Operand = XOctet<std::conditional_t<kNormed, float, X>>;
   using Element = typename Operand::Element;
   using Codes = Pairs<kBits, Element>;
   using L = Lanes<kBits, kWhole>;
   constexpr int kM = kTilesM * kTileM, kParts = Operand::kParts;
-  constexpr bool kNormed = kNorm != Norm::kNone;
+  constexpr uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00u : 0x3f803f80u;
   // Behind a warp's rows the squares of x, and those of all warps.
   constexpr int kSquares = kTileN, kAllSquares = kTileN + 1;
   __shared__ float partial[kMaxWarps][kTileN + 2 * kNormed][kM + 1];
@@ -86,13 +87,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   Beside early{};
   if (first_i < results) early = beside(result_of(first_i));
 
-  float y[kTilesM][4] = {}, squares[kTilesM][4] = {};
+  float y[kTilesM][4] = {}, squares[kTilesM] = {};
   if (s >= 0) {
     const int row =
         (((tile << params.log_across) + (warp >> params.log_deep)) << params.log_step) + g;
     const int n[2] = {min(row, params.N - 1), min(row + params.apart, params.N - 1)};
     const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
     const NormValues norm(params.norm, s, 0);
+    // Products of two bfloat16 have 16 bits: two parts.
+    const bool is_short = std::is_same_v<X, __nv_bfloat16> && norm.dtype == Dtype::kBF16;
+    const int parts = kNormed && is_short ? 2 : kParts;
     Rows<kBits, kWhole> weights(params.weights, s, n);
     const int last = (rank + 1) * params.units;
 #pragma unroll 1
@@ -119,19 +123,33 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         uint32_t a[2][4];
         weights.template pairs<Element>(i, 0, a[0]);
         weights.template pairs<Element>(i, 1, a[1]);
+        float factors[8];
+        if constexpr (kNormed) norms[i].get(norm.dtype, factors);
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c) {
-          const Operand x(octets[i][c], norms[kNormed ? i : 0], norm.dtype, sum[c], squares[c]);
+          uint32_t b[kParts][2][2];
+          if constexpr (kNormed)
+            sum[c][0] += normed_pairs(octets[i][c], factors, squares[c], b);
+          else if constexpr (kParts > 1)
+            sum[c][0] += octets[i][c].pairs(b);
+          else
+            octets[i][c].pairs(b);
 #pragma unroll
-          for (int part = 0; part < kParts; ++part)
+          for (int part = 0; part < kParts; ++part) {
+            if (part >= parts) break;
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
+            for (int h = 0; h < 2; ++h) {
               mma_m16n8k16<Element>(dot[c][part], a[0][2 * h], a[1][2 * h], a[0][2 * h + 1],
-                                    a[1][2 * h + 1], x.b[part][h]);
+                                    a[1][2 * h + 1], b[part][h]);
+              if constexpr (kParts == 1)
+                mma_m16n8k16<Element>(sum[c], kOnes, kOnes, kOnes, kOnes, b[part][h]);
+            }
+          }
         }
       }
 #pragma unroll
-      for (int c = 0; c < kTilesM; ++c) Operand::end_sum(sum[c]);
+      for (int c = 0; c < kTilesM; ++c)
+        if constexpr (kParts > 1) spread(sum[c]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 terms = weights.terms(r, Codes::kCentre);
@@ -153,8 +171,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #pragma unroll
     for (int e = 0; e < 4; ++e) partial[warp][g + e / 2 * 8][c * kTileM + t * 2 + e % 2] = y[c][e];
     if constexpr (kNormed) {
-      const float of_row = Operand::end_squares(squares[c]);
-      if (t == g / 2) partial[warp][kSquares][c * kTileM + g] = of_row;
+      squares[c] += __shfl_xor_sync(~0u, squares[c], 1);
+      squares[c] += __shfl_xor_sync(~0u, squares[c], 2);
+      if (t == 0) partial[warp][kSquares][c * kTileM + g] = squares[c];
     }
   }
   __syncthreads();

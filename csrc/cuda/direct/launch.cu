@@ -15,17 +15,11 @@ inline constexpr int kMostTilesM = std::is_same_v<X, float> ? 1 : 2;
 struct Layout {
   int tiles_m = 0, log_octets = 0, log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
   Index tiles = 0;
-  int parts = 1;  // of x, that cost as much as so many
+  bool is_split = false;  // x, into parts
 
   bool whole() const { return log_octets == 2; }
   int ranks() const { return 1 << log_ranks; }
 };
-
-Norm norm_of(const Problem& problem, const Operands& operands) {
-  if (operands.norm.data == nullptr) return Norm::kNone;
-  const bool is_short = problem.x == Dtype::kBF16 && operands.norm.dtype == Dtype::kBF16;
-  return is_short ? Norm::kShort : Norm::kAny;
-}
 
 // Nanoseconds of a layout on an H200, roughly: of all instructions of an SM, or of those of a warp and
 // its waits for memory, as often as CTAs follow one another. Fitted to the times of all layouts of
@@ -33,9 +27,10 @@ Norm norm_of(const Problem& problem, const Operands& operands) {
 Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
   constexpr int kMemoryNs = 350, kClusterNs = 1400, kRankNs = 250, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
+  const int parts = layout.is_split ? 3 : 1;
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
   const Index instructions =
-      250 + steps * (70 + (45 + 14 * layout.tiles_m * layout.parts << layout.log_octets));
+      250 + steps * (70 + (45 + 14 * layout.tiles_m * parts << layout.log_octets));
   const Index ctas =
       layout.tiles * layout.ranks() * ceil_div(problem.M, layout.tiles_m * kTileM) * problem.batch;
   const Index on_sm = ceil_div(ctas, device.sms) * warps;
@@ -48,11 +43,8 @@ Index cost_of(const Layout& layout, const Problem& problem, const Device& device
 // The one that costs least.
 Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
   const bool one = has_one_group(problem, operands);
-  const Norm norm = norm_of(problem, operands);
-  const bool is_wide = problem.x == Dtype::kF32;
-  const int most_tiles_m =
-      is_wide || norm != Norm::kNone ? kMostTilesM<float> : kMostTilesM<__half>;
-  const int parts = norm == Norm::kAny ? 8 : is_wide ? 3 : norm == Norm::kShort ? 2 : 1;
+  const bool is_split = problem.x == Dtype::kF32 || operands.norm.data != nullptr;
+  const int most_tiles_m = is_split ? kMostTilesM<float> : kMostTilesM<__half>;
   const bool whole = problem.K % kBlockK == 0 && is_aligned(operands.packed, 16);
   Layout best;
   Index least = 0;
@@ -72,7 +64,7 @@ Layout layout_of(const Problem& problem, const Operands& operands, const Device&
                                    log_ranks,
                                    static_cast<int>(units),
                                    ceil_div(problem.N, kTileN << log_across),
-                                   parts};
+                                   is_split};
             const Index cost = cost_of(layout, problem, device);
             if (best.tiles > 0 && cost >= least) continue;
             best = layout, least = cost;
@@ -123,16 +115,11 @@ struct Direct {
                             /*shared_bytes=*/0,
                             layout.ranks()};
     const auto launch = [&](auto whole) {
-      const auto run = [&](auto kernel) {
-        return launch_kernel(kernel, shape, device, stream, params);
-      };
-      using direct::Norm, direct::gemv_direct;
-      const Norm norm = direct::norm_of(problem, operands);
-      if constexpr (std::is_same_v<X, __nv_bfloat16>)
-        if (norm == Norm::kShort) return run(gemv_direct<kBits, whole, 1, X, Norm::kShort>);
-      if (norm == Norm::kAny) return run(gemv_direct<kBits, whole, 1, X, Norm::kAny>);
-      if (layout.tiles_m == 1) return run(gemv_direct<kBits, whole, 1, X, Norm::kNone>);
-      return run(gemv_direct<kBits, whole, kTilesM, X, Norm::kNone>);
+      return launch_kernel(
+          operands.norm.data != nullptr ? direct::gemv_direct<kBits, whole, 1, X, true>
+          : layout.tiles_m == 1         ? direct::gemv_direct<kBits, whole, 1, X, false>
+                                        : direct::gemv_direct<kBits, whole, kTilesM, X, false>,
+          shape, device, stream, params);
     };
     return layout.whole() ? launch(std::true_type{}) : launch(std::false_type{});
   }

@@ -48,14 +48,15 @@ struct XOctet<float> {
     for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
   }
 
-  __device__ __forceinline__ void pairs(uint32_t (&b)[kParts][2][2]) const {
+  // Returns the sum.
+  __device__ __forceinline__ float pairs(uint32_t (&b)[kParts][2][2]) const {
     float v[8];
     get(v);
-    pairs_of(v, b);
+    return pairs_of(v, b);
   }
 
-  static __device__ __forceinline__ void pairs_of(const float (&v)[8],
-                                                  uint32_t (&b)[kParts][2][2]) {
+  static __device__ __forceinline__ float pairs_of(const float (&v)[8],
+                                                   uint32_t (&b)[kParts][2][2]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       uint32_t low = __float_as_uint(v[p]), high = __float_as_uint(v[p + 4]);
@@ -65,6 +66,7 @@ struct XOctet<float> {
         low = rest_of(low), high = rest_of(high);
       }
     }
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
 
  private:
@@ -92,79 +94,25 @@ struct NormOctet {
   }
 };
 
-// With a norm x * norm is taken as float32 x is; but of two bfloat16 as what a multiplier rounds and what
-// that leaves, both bfloat16 and exact.
-enum class Norm { kNone, kAny, kShort };
-
-// What the mmas get of an octet, and sums over it: of the operand, where dot lies, and of the squares of x.
-template <typename X, Norm kNorm>
-struct Operand {
-  using Source = XOctet<std::conditional_t<kNorm == Norm::kAny, float, X>>;
-  using Element = typename Source::Element;
-  static constexpr int kParts = kNorm == Norm::kShort ? 2 : Source::kParts;
-  static constexpr bool kLanesAdd = kParts > 2;  // instead of a product with ones for each part
-
-  uint32_t b[kParts][2][2];
-
-  __device__ __forceinline__ Operand(const XOctet<X>& x, const NormOctet& norm, Dtype norm_dtype,
-                                     float (&sum)[4], float (&squares)[4]) {
-    if constexpr (kNorm == Norm::kShort) {
-      uint32_t xs[1][2][2], norms[1][2][2];
-      x.pairs(xs), XOctet<X>{{norm.raw[0]}}.pairs(norms);
+// x * norm as float32 x is, and its sum; adds the squares of x.
+template <typename X>
+__device__ __forceinline__ float normed_pairs(const XOctet<X>& octet, const float (&norm)[8],
+                                              float& squares,
+                                              uint32_t (&b)[XOctet<float>::kParts][2][2]) {
+  float v[8];
+  octet.get(v);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int p = 0; p < 2; ++p)
-          multiply_pairs(xs[0][h][p], norms[0][h][p], b[0][h][p], b[1][h][p]);
-        // The rows of x by themselves: squares are on the diagonal.
-        mma_m16n8k16<Element>(squares, xs[0][h][0], 0, xs[0][h][1], 0, xs[0][h]);
-      }
-    } else if constexpr (kLanesAdd) {
-      float v[8];
-      x.get(v);
-      if constexpr (kNorm == Norm::kAny) {
-        float factors[8];
-        norm.get(norm_dtype, factors);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) squares[0] = fmaf(v[i], v[i], squares[0]), v[i] *= factors[i];
-      }
-      Source::pairs_of(v, b);
-      sum[0] += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
-    } else {
-      x.pairs(b);
-    }
-    constexpr uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00u : 0x3f803f80u;
-    if constexpr (!kLanesAdd)
-#pragma unroll
-      for (int i = 2 * kParts - 1; i >= 0; --i)
-        mma_m16n8k16<Element>(sum, kOnes, kOnes, kOnes, kOnes, b[i / 2][i % 2]);
-  }
+  for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= norm[i];
+  return XOctet<float>::pairs_of(v, b);
+}
 
-  // Once there is no more: sums of columns 2 t and 2 t + 1.
-  static __device__ __forceinline__ void end_sum(float (&sum)[4]) {
-    if constexpr (!kLanesAdd) return;
-    const float all = over_row(sum[0]);
+// From what lanes (g, t) have of row g's sum to where results of columns 2 t and 2 t + 1 lie.
+__device__ __forceinline__ void spread(float (&sum)[4]) {
+  float all = sum[0];
+  all += __shfl_xor_sync(~0u, all, 1);
+  all += __shfl_xor_sync(~0u, all, 2);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sum[e] = __shfl_sync(~0u, all, threadIdx.x % 4 * 8 + e % 2 * 4);
-  }
-  // The squares of row g, in lane (g, g / 2).
-  static __device__ __forceinline__ float end_squares(const float (&squares)[4]) {
-    if constexpr (kNorm == Norm::kAny) return over_row(squares[0]);
-    return threadIdx.x / 4 % 2 ? squares[1] : squares[0];
-  }
-
- private:
-  static __device__ __forceinline__ float over_row(float v) {
-    v += __shfl_xor_sync(~0u, v, 1);
-    return v + __shfl_xor_sync(~0u, v, 2);
-  }
-
-  static __device__ __forceinline__ void multiply_pairs(uint32_t x, uint32_t y, uint32_t& product,
-                                                        uint32_t& rest) {
-    const uint32_t zero = 0x80008000u;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(zero));
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(rest) : "r"(x), "r"(y), "r"(product ^ zero));
-  }
-};
+  for (int e = 0; e < 4; ++e) sum[e] = __shfl_sync(~0u, all, threadIdx.x % 4 * 8 + e % 2 * 4);
+}
 
 }  // namespace jaxgemv::cuda::direct
