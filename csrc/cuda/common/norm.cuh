@@ -41,19 +41,13 @@ struct StagedNorm {
 
   // to[i] = that of k + i.
   __device__ __forceinline__ void load_octet(float (&to)[8], int k) const {
-    uint32_t words[8];
-    const uint8_t* const from = data + k * size_of(dtype);
     if (data == nullptr) {
 #pragma unroll
       for (float& v : to) v = 1;
-    } else if (dtype == Dtype::kF32) {
-      load_shared<8>(words, from);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
-    } else {
-      load_shared<4>(words, from);
-      get_halves({words[0], words[1], words[2], words[3]}, dtype, to);
+      return;
     }
+    const auto from = reinterpret_cast<const uint4*>(data + k * size_of(dtype));
+    get_octet({from[0], dtype == Dtype::kF32 ? from[1] : uint4{}}, dtype, to);
   }
 };
 

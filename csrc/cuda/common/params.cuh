@@ -29,12 +29,18 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   return dtype == Dtype::kF16 ? half : other;
 }
 
-// Eight elements of 16 bits.
-__device__ __forceinline__ void get_halves(const uint4& raw, Dtype dtype, float (&to)[8]) {
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+// Eight elements of a wide dtype; those of 16 bits are all in the first half of `raw`.
+__device__ __forceinline__ void get_octet(const uint4 (&raw)[2], Dtype dtype, float (&to)[8]) {
+  const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                             raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  if (dtype == Dtype::kF32) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    to[i] = float_of_bits(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu, dtype);
+    for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      to[i] = float_of_bits(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu, dtype);
+  }
 }
 
 // The element of a dtype of one byte.

@@ -94,9 +94,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     const int n[2] = {min(row, params.N - 1), min(row + params.apart, params.N - 1)};
     const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
     const NormValues norm(params.norm, s, 0);
-    // Products of two bfloat16 have 16 bits: two parts.
-    const bool is_short = std::is_same_v<X, __nv_bfloat16> && norm.dtype == Dtype::kBF16;
-    const int parts = kNormed && is_short ? 2 : kParts;
     Rows<kBits, kWhole> weights(params.weights, s, n);
     const int last = (rank + 1) * params.units;
 #pragma unroll 1
@@ -123,20 +120,20 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         uint32_t a[2][4];
         weights.template pairs<Element>(i, 0, a[0]);
         weights.template pairs<Element>(i, 1, a[1]);
-        float factors[8];
-        if constexpr (kNormed) norms[i].get(norm.dtype, factors);
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c) {
           uint32_t b[kParts][2][2];
-          if constexpr (kNormed)
-            sum[c][0] += normed_pairs(octets[i][c], factors, squares[c], b);
-          else if constexpr (kParts > 1)
-            sum[c][0] += octets[i][c].pairs(b);
-          else
+          if constexpr (kParts > 1) {
+            float v[8];
+            octets[i][c].get(v);
+            if constexpr (kNormed) apply(norms[i], norm.dtype, v, squares[c]);
+            Operand::pairs_of(v, b);
+            sum[c][0] += sum_of(v);
+          } else {
             octets[i][c].pairs(b);
+          }
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) {
-            if (part >= parts) break;
+          for (int part = 0; part < kParts; ++part)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               mma_m16n8k16<Element>(dot[c][part], a[0][2 * h], a[1][2 * h], a[0][2 * h + 1],
@@ -144,7 +141,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
               if constexpr (kParts == 1)
                 mma_m16n8k16<Element>(sum[c], kOnes, kOnes, kOnes, kOnes, b[part][h]);
             }
-          }
         }
       }
 #pragma unroll
@@ -171,9 +167,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #pragma unroll
     for (int e = 0; e < 4; ++e) partial[warp][g + e / 2 * 8][c * kTileM + t * 2 + e % 2] = y[c][e];
     if constexpr (kNormed) {
-      squares[c] += __shfl_xor_sync(~0u, squares[c], 1);
-      squares[c] += __shfl_xor_sync(~0u, squares[c], 2);
-      if (t == 0) partial[warp][kSquares][c * kTileM + g] = squares[c];
+      const float of_row = over_row(squares[c]);
+      if (t == 0) partial[warp][kSquares][c * kTileM + g] = of_row;
     }
   }
   __syncthreads();

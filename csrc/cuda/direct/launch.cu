@@ -15,7 +15,6 @@ inline constexpr int kMostTilesM = std::is_same_v<X, float> ? 1 : 2;
 struct Layout {
   int tiles_m = 0, log_octets = 0, log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
   Index tiles = 0;
-  bool is_split = false;  // x, into parts
 
   bool whole() const { return log_octets == 2; }
   int ranks() const { return 1 << log_ranks; }
@@ -24,10 +23,9 @@ struct Layout {
 // Nanoseconds of a layout on an H200, roughly: of all instructions of an SM, or of those of a warp and
 // its waits for memory, as often as CTAs follow one another. Fitted to the times of all layouts of
 // some fifty products: what it chooses takes 1% longer than the best ("Small matrices").
-Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
+Index cost_of(const Layout& layout, int parts, const Problem& problem, const Device& device) {
   constexpr int kMemoryNs = 350, kClusterNs = 1400, kRankNs = 250, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
-  const int parts = layout.is_split ? 3 : 1;
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
   const Index instructions =
       250 + steps * (70 + (45 + 14 * layout.tiles_m * parts << layout.log_octets));
@@ -63,9 +61,8 @@ Layout layout_of(const Problem& problem, const Operands& operands, const Device&
                                    log_deep,
                                    log_ranks,
                                    static_cast<int>(units),
-                                   ceil_div(problem.N, kTileN << log_across),
-                                   is_split};
-            const Index cost = cost_of(layout, problem, device);
+                                   ceil_div(problem.N, kTileN << log_across)};
+            const Index cost = cost_of(layout, is_split ? 3 : 1, problem, device);
             if (best.tiles > 0 && cost >= least) continue;
             best = layout, least = cost;
           }

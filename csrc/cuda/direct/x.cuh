@@ -18,7 +18,9 @@ struct Octet16 {
 
   __device__ __forceinline__ void ask(const X* from) { raw = load16(from); }
 
-  __device__ __forceinline__ void get(float (&to)[8]) const { get_halves(raw, kDtypeOf<X>, to); }
+  __device__ __forceinline__ void get(float (&to)[8]) const {
+    get_octet({raw, {}}, kDtypeOf<X>, to);
+  }
 
   // Of two mmas: pairs of elements p and p + 4 of the octet, p = 0, 1 and 2, 3.
   __device__ __forceinline__ void pairs(uint32_t (&b)[kParts][2][2]) const {
@@ -41,22 +43,11 @@ struct XOctet<float> {
     raw[0] = load16(from), raw[1] = load16(from + 4);
   }
 
-  __device__ __forceinline__ void get(float (&to)[8]) const {
-    const uint4 low = raw[0], high = raw[1];
-    const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
-  }
+  __device__ __forceinline__ void get(float (&to)[8]) const { get_octet(raw, Dtype::kF32, to); }
 
-  // Returns the sum.
-  __device__ __forceinline__ float pairs(uint32_t (&b)[kParts][2][2]) const {
-    float v[8];
-    get(v);
-    return pairs_of(v, b);
-  }
-
-  static __device__ __forceinline__ float pairs_of(const float (&v)[8],
-                                                   uint32_t (&b)[kParts][2][2]) {
+  // As Octet16 has it, of eight values.
+  static __device__ __forceinline__ void pairs_of(const float (&v)[8],
+                                                  uint32_t (&b)[kParts][2][2]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       uint32_t low = __float_as_uint(v[p]), high = __float_as_uint(v[p + 4]);
@@ -66,7 +57,6 @@ struct XOctet<float> {
         low = rest_of(low), high = rest_of(high);
       }
     }
-    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
 
  private:
@@ -85,32 +75,30 @@ struct NormOctet {
     raw[0] = load16(from);
     if (norm.dtype == Dtype::kF32) raw[1] = load16(from + 16);
   }
-
-  __device__ __forceinline__ void get(Dtype dtype, float (&to)[8]) const {
-    if (dtype == Dtype::kF32)
-      XOctet<float>{{raw[0], raw[1]}}.get(to);
-    else
-      get_halves(raw[0], dtype, to);
-  }
 };
 
-// x * norm as float32 x is, and its sum; adds the squares of x.
-template <typename X>
-__device__ __forceinline__ float normed_pairs(const XOctet<X>& octet, const float (&norm)[8],
-                                              float& squares,
-                                              uint32_t (&b)[XOctet<float>::kParts][2][2]) {
-  float v[8];
-  octet.get(v);
+// x becomes x * norm; adds the squares of x.
+__device__ __forceinline__ void apply(const NormOctet& norm, Dtype dtype, float (&x)[8],
+                                      float& squares) {
+  float factors[8];
+  get_octet(norm.raw, dtype, factors);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= norm[i];
-  return XOctet<float>::pairs_of(v, b);
+  for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares), x[i] *= factors[i];
 }
 
-// From what lanes (g, t) have of row g's sum to where results of columns 2 t and 2 t + 1 lie.
+__device__ __forceinline__ float sum_of(const float (&v)[8]) {
+  return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+}
+
+// What lanes (g, t) have of row g, together.
+__device__ __forceinline__ float over_row(float v) {
+  v += __shfl_xor_sync(~0u, v, 1);
+  return v + __shfl_xor_sync(~0u, v, 2);
+}
+
+// The same where results of columns 2 t and 2 t + 1 lie.
 __device__ __forceinline__ void spread(float (&sum)[4]) {
-  float all = sum[0];
-  all += __shfl_xor_sync(~0u, all, 1);
-  all += __shfl_xor_sync(~0u, all, 2);
+  const float all = over_row(sum[0]);
 #pragma unroll
   for (int e = 0; e < 4; ++e) sum[e] = __shfl_sync(~0u, all, threadIdx.x % 4 * 8 + e % 2 * 4);
 }

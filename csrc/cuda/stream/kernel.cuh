@@ -182,6 +182,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
     // At the end, 16 threads finish a column of a tile: this is the first tile of theirs.
     const int first_i = threadIdx.x / 16;
     struct Result {
+      int tile, column;
       int n;             // row of the weights
       bool is_mine;      // not of a tile's second half, nor a row that another tile has finished
       Index at, second;  // of y, for the column's rows of x; `second` is `at` without a second one
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
       const int m = m0 + column * Span::kRowsAColumn;
       const Index at = (Index{blockIdx.y} * params.M + m) * width + to;
       const bool has_second = Span::kRowsAColumn > 1 && m + 1 < m0 + M;
-      return Result{n, is_mine, at, has_second ? at + width : at};
+      return Result{tile, column, n, is_mine, at, has_second ? at + width : at};
     };
     // What stands beside the sums, of which the first are asked for before the weights.
     struct Beside {
@@ -270,13 +271,12 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
 
     __syncthreads();
     for (int i = first_i; i < tiles * columns; i += warps * 2) {
-      const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
       const Result result = result_of(i);
-      const float2* from = partials + column * column_size;
+      const float2* from = partials + result.column * column_size;
       float2 sum{}, sum_x{}, squares{};
 #pragma unroll 4
       for (int w = 0; w < warps; ++w, from += partial_size) {
-        const float2 v = from[tile * kTileN + lane % 16];
+        const float2 v = from[result.tile * kTileN + lane % 16];
         sum.x += v.x, sum.y += v.y;
         if constexpr (!kByBlock && Span::kHasSums)
           sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;

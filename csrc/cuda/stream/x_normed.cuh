@@ -87,15 +87,14 @@ class XNormed
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
       const int piece = lane_id() + 32 * j;
-      uint32_t raw[4];
-      load_shared<4>(raw, staged + Base::place(m, piece));
+      float x[8];
+      get_octet({*reinterpret_cast<const uint4*>(staged + Base::place(m, piece)), {}}, kDtypeOf<X>,
+                x);
       if (8 * piece < count) norm.load_octet(v[j], 8 * piece);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const uint32_t bits = i % 2 ? raw[i / 2] >> 16 : raw[i / 2] & 0xffffu;
-        const float x = float_of_bits(bits, kDtypeOf<X>);
-        squares = fmaf(x, x, squares);
-        v[j][i] = 8 * piece < count ? v[j][i] * x : 0.f;
+        squares = fmaf(x[i], x[i], squares);
+        v[j][i] = 8 * piece < count ? v[j][i] * x[i] : 0.f;
         largest = max(largest, __float_as_uint(v[j][i]) & 0x7fffffffu);
       }
     }
