@@ -19,7 +19,6 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import (
     environment,
@@ -85,7 +84,7 @@ def main() -> None:
     console = _console()
     env = environment.environment(device, args.commit)
     rows: list[report.Row] = []
-    with _progress() as progress:
+    with report.progress() as progress:
         task = progress.add_task("compiling, reading", total=len(cells) * len(args.rows))
         read, library = _floor(device, plan, cells)
         if args.no_jit and library is None:
@@ -121,12 +120,6 @@ def _console() -> Console:
     return Console(width=None if Console().is_terminal else 180)
 
 
-def _progress() -> Progress:
-    """On stderr, so that the table alone can be piped."""
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    return Progress(*columns, console=Console(stderr=True))
-
-
 def _grid(device, args) -> None:
     chosen = {
         name: [value for value in grid_cells.DIMENSIONS[name] if _chosen(wanted, value)]
@@ -135,7 +128,7 @@ def _grid(device, args) -> None:
     chosen |= {"shape": args.shapes, "rows": args.rows}
     cells = grid_cells.cells(device.platform, args.seed, args.cells, chosen)
     env = environment.environment(device, args.commit)
-    with _progress() as progress:
+    with report.progress() as progress:
         task = progress.add_task("compiling, reading", total=len(cells))
         rows, method = grid.run(device, cells, progress, task)
         progress.update(task, description="done")

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import arguments, decode_peers, decode_plot, environment, floor, host_systems, native, report
 from bench import decode_report as reports
@@ -55,10 +54,9 @@ def main() -> None:
     env = environment.environment(devices[0], args.commit, "bench.decode")
 
     console = Console(width=None if Console().is_terminal else 180)
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     rows: list[reports.Row] = []
     path = None
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with report.progress() as progress:
         models = len(args.sizes) * len(args.weights) + bool(args.gguf)
         total = models * len(args.batches) * len(args.contexts)
         task = progress.add_task("reading", total=total + len(_peer_cells(args, devices[0], plan)))
@@ -95,7 +93,7 @@ def _rows(args, devices: list, plan: step.Plan, update) -> Iterator[reports.Row]
             if args.devices > 1:
                 of, mesh = step.cut(of, devices)
         except _FAILURES as error:
-            note = _reason(error)
+            note = decode_peers.reason(error)
         for batch, context in cells:
             update(description=f"{name} {kind}, batch {batch}, context {context}")
             row = reports.Row(
@@ -118,12 +116,8 @@ def _measured(row: reports.Row, of: step.Model, plan: step.Plan, mesh) -> report
     try:
         timed = step.measure(of, row.batch, row.context, plan, mesh)._asdict()
     except _FAILURES as error:
-        return dataclasses.replace(row, note=_reason(error))
+        return dataclasses.replace(row, note=decode_peers.reason(error))
     return dataclasses.replace(row, **timed.pop("split")._asdict(), **timed)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _peer_cells(args, device, plan: step.Plan) -> list[dict]:

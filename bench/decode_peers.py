@@ -48,6 +48,11 @@ def measure(name: str, cells: list[dict]) -> Iterator[dict]:
         yield {"note": f"its process ended with status {status}: {last}"}
 
 
+def reason(error: Exception) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 def _line(process: subprocess.Popen) -> str:
     stop = threading.Timer(_LIMIT, process.kill)
     stop.start()
@@ -67,5 +72,5 @@ def answer(decode: Callable[[dict], dict]) -> None:
             result["us"] = statistics.median(result["rounds_us"])
         except Exception as error:
             traceback.print_exc()
-            result = {"note": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+            result = {"note": reason(error)}
         print(json.dumps(result), file=answers, flush=True)

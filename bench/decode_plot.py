@@ -1,9 +1,9 @@
 """The picture of a run of bench.decode: of each step how much our kernels, XLA's and nothing took, beside peers."""
 
-import json
 from pathlib import Path
 
-from bench.decode_report import OURS
+from bench import figure as figures
+from bench.decode_report import OURS, text
 
 _PARTS = {
     "ours_us": ("our kernels", "#0b6e99"),
@@ -15,18 +15,12 @@ _WHOLE, _LIMIT = "#e0a458", "#c0392b"  # of peers, and of ours without a profile
 
 def draw(path: Path) -> Path | None:
     """Reads a result (JSON) and puts a PNG beside it; None without matplotlib or a time."""
-    try:
-        import matplotlib
-    except ImportError:
+    found = figures.opened(path, lambda r: r["us"])
+    if found is None:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    content = json.loads(path.read_text())
-    rows = [r for r in content["rows"] if r["us"]]
-    if not rows:
-        return None
+    pyplot, env, rows = found
     models = list(dict.fromkeys(r["model"] for r in rows))
     problems = sorted({(r["batch"], r["context"]) for r in rows})
     lines = {model: _lines([r for r in rows if r["model"] == model]) for model in models}
@@ -39,19 +33,15 @@ def draw(path: Path) -> Path | None:
         squeeze=False,
         layout="constrained",
     )
-    us_a_unit, unit = (
-        (1e3, "milliseconds") if content["environment"]["platform"] == "cpu" else (1, "microseconds")
-    )
+    unit, us_a_unit = figures.unit(env)
     for line, model in zip(axes, models):
         for axis, (batch, context) in zip(line, problems):
             here = [r for r in rows if (r["model"], r["batch"], r["context"]) == (model, batch, context)]
             _panel(axis, here, lines[model], us_a_unit, names=axis is line[0])
             first = model if axis is line[0] else ""
             axis.set_title(f"{first}\nbatch {batch}, context {context}", fontsize=9, loc="left")
-    env = content["environment"]
     count = max(r["devices"] for r in rows)
-    device = (f"{count} x " if count > 1 else "") + env["device"]
-    device += f", {env['threads']} threads" if "threads" in env else ""
+    device = (f"{count} x " if count > 1 else "") + figures.device(env)
     figure.suptitle(f"One token of each sequence on {device}: {unit}, less is better", fontsize=11)
     parts = [Patch(color=color, label=label) for label, color in _PARTS.values()]
     parts += [
@@ -59,9 +49,7 @@ def draw(path: Path) -> Path | None:
         Patch(color=_LIMIT, label="just to read as much"),
     ]
     figure.legend(handles=parts, loc="outside lower center", ncols=len(parts), fontsize=8, frameon=False)
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    pyplot.close(figure)
-    return path.with_suffix(".png")
+    return figures.saved(pyplot, figure, path)
 
 
 def _lines(rows: list[dict]) -> list[tuple[str, str]]:
@@ -83,9 +71,8 @@ def _panel(axis, rows: list[dict], lines: list, us_a_unit: float, names: bool) -
             limit = r["limit_us"] / us_a_unit
             axis.plot([limit, limit], [y - 0.42, y + 0.42], color=_LIMIT, linewidth=1.4)
         time = r["us"] / us_a_unit
-        text = f"{time:.0f}" if time >= 100 else f"{time:.1f}"
         place = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
-        axis.annotate(text, (time, y), **place)
+        axis.annotate(text(time), (time, y), **place)
     axis.set_xlim(0, 1.2 * longest)
     axis.set_xticks([])
     axis.set_ylim(len(lines) - 0.4, -0.6)

@@ -49,16 +49,16 @@ def complete(r: Row, bytes_per_us: float | None) -> None:
 
 def table(rows: list[Row], device: str) -> Table:
     columns = {
-        "tokens/s": lambda r: _text(r.tokens_per_s),
-        "us": lambda r: _text(r.us),
-        "±%": lambda r: _text(r.spread and 100 * r.spread, 1),
-        "limit": lambda r: _text(r.limit_us),
-        "x limit": lambda r: _text(r.over_limit, 2),
-        "ours": lambda r: _text(r.ours_us),
-        "XLA": lambda r: _text(r.xla_us),
-        "idle": lambda r: _text(r.idle_us),
-        "enqueue": lambda r: _text(r.enqueue_us),
-        "compile s": lambda r: _text(r.compile_s, 1),
+        "tokens/s": lambda r: text(r.tokens_per_s),
+        "us": lambda r: text(r.us),
+        "±%": lambda r: text(r.spread and 100 * r.spread, 1),
+        "limit": lambda r: text(r.limit_us),
+        "x limit": lambda r: text(r.over_limit, 2),
+        "ours": lambda r: text(r.ours_us),
+        "XLA": lambda r: text(r.xla_us),
+        "idle": lambda r: text(r.idle_us),
+        "enqueue": lambda r: text(r.enqueue_us),
+        "compile s": lambda r: text(r.compile_s, 1),
     }
     columns = {name: cell for name, cell in columns.items() if any(cell(r) for r in rows)}
     title = f"decoding on {device}, jaxgemv {jaxgemv.__version__}"
@@ -102,7 +102,7 @@ def order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda r: (models.index(r.model), r.batch, r.context, r.system != OURS))
 
 
-def _text(value: float | None, digits: int | None = None) -> str:
+def text(value: float | None, digits: int | None = None) -> str:
     if value is None:
         return ""
     return f"{value:.{digits}f}" if digits is not None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"

@@ -1,25 +1,20 @@
 """The picture of a grid: our time over that of XLA's dense product, the worst cell of each bin."""
 
-import json
 from pathlib import Path
+
+from bench import figure as figures
 
 _FACTOR = 4  # where colours end: so many times faster or slower
 
 
 def draw(path: Path) -> Path | None:
     """Reads a result (JSON) and puts a PNG beside it; None without matplotlib or a time."""
-    try:
-        import matplotlib
-    except ImportError:
+    found = figures.opened(path, lambda r: r["ratio"])
+    if found is None:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.colors import LogNorm
 
-    content = json.loads(path.read_text())
-    rows = [r for r in content["rows"] if r["ratio"]]
-    if not rows:
-        return None
+    pyplot, env, rows = found
     lines = sorted({(r["dtype"], r["format"]) for r in rows})
     panels = {
         "rows of x": (lambda r: r["rows"], str),
@@ -62,13 +57,9 @@ def draw(path: Path) -> Path | None:
         labels = [" ".join(line) for line in lines] if axis is axes[0][0] else []
         axis.set_yticks(range(len(lines)) if labels else [], labels, fontsize=8)
         axis.set_xlabel(name)
-    env = content["environment"]
-    device = env["device"] + (f", {env['threads']} threads" if "threads" in env else "")
-    figure.suptitle(f"Our time over that of XLA's dense product on {device}", fontsize=11)
+    figure.suptitle(f"Our time over that of XLA's dense product on {figures.device(env)}", fontsize=11)
     bar = figure.colorbar(picture, ax=list(axes[0]), ticks=(0.25, 0.5, 1, 2, 4), extend="both", pad=0.01)
     bar.ax.set_yticklabels(("1/4", "1/2", "1", "2", "4"))
     bar.minorticks_off()
     bar.set_label("worst cell; framed: one that loses", fontsize=8)
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    pyplot.close(figure)
-    return path.with_suffix(".png")
+    return figures.saved(pyplot, figure, path)

@@ -1,7 +1,8 @@
 """The picture of a result: the time of a product, for each system that multiplies 4-bit or float weights."""
 
-import json
 from pathlib import Path
+
+from bench import figure as figures
 
 FORMATS = "int4", "bf16", "f32"  # drawn; of each system the fastest, whatever its groups and its type of x
 _LONGEST = 6  # bars are cut at so many times jaxgemv's
@@ -13,18 +14,11 @@ def draw(path: Path, shapes: list[tuple[int, int]] | None = None) -> Path | None
 
     shapes: N x K, instead of the first four that were measured.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    found = figures.opened(path, lambda r: _us(r) and not r["note"])
+    if found is None:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    content = json.loads(path.read_text())
-    timed = [r for r in content["rows"] if _us(r) and not r["note"]]
+    pyplot, env, timed = found
     rows = [r for r in timed if _system(r)[1] in FORMATS] or timed
-    if not rows:
-        return None
     shapes = shapes or list(dict.fromkeys((r["n"], r["k"]) for r in rows))[:4]
     counts = sorted({r["rows"] for r in rows})
     systems = sorted({_system(r) for r in rows}, key=lambda s: (s[0] != "jaxgemv", s[1] != "int4", s))
@@ -36,26 +30,22 @@ def draw(path: Path, shapes: list[tuple[int, int]] | None = None) -> Path | None
         squeeze=False,
         layout="constrained",
     )
-    env = content["environment"]
-    unit, us_a_unit = ("milliseconds", 1e3) if env["platform"] == "cpu" else ("microseconds", 1)
+    unit, us_a_unit = figures.unit(env)
     for line, m in zip(axes, counts):
         for axis, (n, k) in zip(line, shapes):
             here = [r for r in rows if (r["n"], r["k"], r["rows"]) == (n, k, m)]
             _panel(axis, here, systems, us_a_unit, names=axis is line[0])
             each = f", {_rows(m)}" if len(counts) > 1 else ""
             axis.set_title(f"{n} x {k}{each}", fontsize=10, loc="left")
-    device = env["device"] + (f", {env['threads']} threads" if "threads" in env else "")
     what = "a product" + (f" with {_rows(*counts)}" if len(counts) == 1 else "")
     break_ = " " if len(shapes) > 2 else "\n"
-    figure.suptitle(f"Time of {what} on {device}:{break_}{unit}, less is better", fontsize=12)
+    figure.suptitle(f"Time of {what} on {figures.device(env)}:{break_}{unit}, less is better", fontsize=12)
     figure.supxlabel(
         f"Weights are N x K, read from memory and not from a cache.{break_}"
         "Red line: the time it takes just to read the int4 weights.",
         fontsize=9,
     )
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    pyplot.close(figure)
-    return path.with_suffix(".png")
+    return figures.saved(pyplot, figure, path)
 
 
 def _panel(axis, rows: list[dict], systems: list, us_a_unit: float, names: bool) -> None:

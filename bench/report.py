@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import jaxgemv
@@ -102,6 +104,12 @@ def notes(rows: list[Row], how: str, empty_us: float | None) -> list[str]:
         lines.append("*: the host enqueued no faster than this; the device may be faster.")
     lines += sorted({f"no kernel: {r.note}; this is the reference." for r in rows if r.note})
     return lines
+
+
+def progress() -> Progress:
+    """On stderr, so that the table alone can be piped."""
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    return Progress(*columns, console=Console(stderr=True))
 
 
 def save(path: Path | None, env: dict, method: dict, rows: list, kind: str = "") -> Path:

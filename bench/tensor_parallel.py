@@ -23,7 +23,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import jaxgemv
@@ -78,8 +77,7 @@ def main() -> None:
 
     console = Console(width=None if Console().is_terminal else 160)
     rows: list[Row] = []
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with report.progress() as progress:
         task = progress.add_task("", total=len(cells) * len(counts) * len(args.rows))
         for system, dtype in cells:
             weights = Weights(system, n, k, dtype, max(args.rows), plan)
