@@ -72,8 +72,9 @@ def problem(bits: int, x: str, rows: int, parts: str, activation: str | None, gr
     return p, given, answer(p, activation, **given)
 
 
-@partial(jax.jit, static_argnames=("activations", "backend"))
-def whole(args, activations, backend: str) -> list[jax.Array]:
+@partial(jax.jit, static_argnames=("activations", "backend", "name"))
+def whole(args, activations, backend: str, name: str = "") -> list[jax.Array]:
+    """name: of a GPU's kernel, which has a program of its own: in a CUDA graph no other can take its place."""
     return [
         gemv(x, w, activation=activation, eps=EPS, implementation=backend, **given)
         for (x, w, given), activation in zip(args, activations)
@@ -111,7 +112,8 @@ def test_norm_of_long_rows(kernel):
 def run_parts(kernel: KernelParam, variants: list[tuple], groups: int = 3):
     problems = [problem(kernel.bits, kernel.x, *variant, groups) for variant in variants]
     args = [(p.x, p.tensor, given) for p, given, _ in problems]
-    ys = whole(args, tuple(activation for *_, activation in variants), kernel.backend)
+    name = kernel.name if kernel.backend == "cuda" else ""
+    ys = whole(args, tuple(activation for *_, activation in variants), kernel.backend, name)
     jax.block_until_ready(ys)
     assert_ran(kernel)
     for variant, y, (p, _, (exact, magnitude)) in zip(variants, ys, problems):
