@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     const int row = ((tile << params.log_across) + (warp >> params.log_deep)) * kTileN + g;
     const int n[2] = {min(row, params.N - 1), min(row + 8, params.N - 1)};
     const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
-    Codes codes(params.codebook, s);
+    Codes codes;
     Rows<kFormat, kBits, kSharing> weights(params.weights, s, n);
     const int begin = rank * params.units + (warp & (deep - 1)), last = (rank + 1) * params.units;
 #pragma unroll 1
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
       weights.ask(first, count);
 
       if constexpr (Codes::kHasTable)
-        if (u == begin) codes.make();
+        if (u == begin) codes.make(params.codebook, s);  // while the weights are on their way
 
       float dot[L::kGroups][kTilesM][4] = {}, sum[kTilesM][4] = {};
 #pragma unroll

@@ -6,7 +6,7 @@
 namespace jaxgemv::cuda::direct {
 
 // kParts numbers of Element whose sum is a weight, and for octets of them:
-//   make()         where kHasTable: by all of a CTA, before it has the first octet
+//   make(..)       where kHasTable: by all of a CTA, before the first octet
 //   has(part)      whether that may be anything but zero
 //   of(..)         of an octet, one of its parts: of weights (v + kCentre) * unit()
 // kHasShift: whether the weights have an offset, or a zero.
@@ -17,13 +17,11 @@ struct PlainPairs {
   static constexpr int kParts = 1;
   static constexpr bool kHasTable = false;
   static constexpr float kCentre = 0;
-  __device__ __forceinline__ PlainPairs(const Param&, int) {}
   static __device__ __forceinline__ bool has(int) { return true; }
 };
 
 template <int kBits, typename Element>
 struct Pairs<Format::kAffine, kBits, Element> : PlainPairs {
-  using PlainPairs::PlainPairs;
   static constexpr bool kIsHalf = std::is_same_v<Element, __half>, kHasShift = true;
   static constexpr float kCentre = !kIsHalf && kBits == 8 ? 128.f : 0.f;
   static __device__ __forceinline__ float unit() { return kIsHalf ? 0x1p24f : 1.f; }
@@ -51,7 +49,6 @@ struct Pairs<Format::kAffine, kBits, Element> : PlainPairs {
 template <Format kFormat, typename Element>
   requires(kFormat == Format::kE4M3 || kFormat == Format::kE5M2)
 struct Pairs<kFormat, 8, Element> : PlainPairs {
-  using PlainPairs::PlainPairs;
   static constexpr bool kHasShift = false;
   static __device__ __forceinline__ float unit() { return 1; }
 
@@ -75,13 +72,10 @@ struct Pairs<Format::kCodebook, 4, Element> {
   static constexpr bool kHasTable = true, kHasShift = false;
   static constexpr float kCentre = 0;
 
-  // Only asks for the entries: weights come first.
-  __device__ __forceinline__ Pairs(const Param& table, int s)
-      : dtype_(table.dtype),
-        bits_(load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0))) {}
-
-  __device__ __forceinline__ void make() {
-    const float entry = float_of_bits(bits_, dtype_);
+  // The table of matrix s. Lane l has entry l % 16 of it, and writes that to banks from l on.
+  __device__ __forceinline__ void make(const Param& from, int s) {
+    const int lane = threadIdx.x % 32;
+    const float entry = load(from, s, lane % 16, 0);
     uint32_t words[kWords] = {};
     if constexpr (kIsHalf) {
       const HalvesOfEntry halves(entry);
@@ -97,11 +91,11 @@ struct Pairs<Format::kCodebook, 4, Element> {
         rest = finite ? rest - __bfloat162float(own) : 0.f;
       }
     }
-    uint32_t* const to = table() + threadIdx.x % 32;
 #pragma unroll 4
     for (int i = threadIdx.x / 32; i < 16; i += blockDim.x / 32)
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) to[(w * 16 + i) * 32] = __shfl_sync(~0u, words[w], i);
+      for (int w = 0; w < kWords; ++w)
+        table()[(w * 16 + lane % 16) * 32 + (lane + i) % 32] = words[w];
     __syncthreads();
   }
 
@@ -122,8 +116,6 @@ struct Pairs<Format::kCodebook, 4, Element> {
 
  private:
   static constexpr int kWords = (kParts + 1) / 2;
-  const Dtype dtype_;
-  const uint32_t bits_;
   int parts_ = 1;
   float unit_ = 1;
 
