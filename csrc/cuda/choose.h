@@ -86,7 +86,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 4, 5 << 20, has_16_bit_x_and_small_groups_and_few_rows},
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, has_integers},
-    // Of tables and float8, whose groups are small; these two are to be tuned.
+    // Of tables and float8, whose groups are small. To be tuned.
     {"direct", 0, 1, 64, 1 << 19},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
@@ -98,6 +98,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 1, 5 << 20, has_long_or_odd_rows},
     // Against wgmma, mma and mma_any: "Small matrices".
     {"direct", 0, 1, 16, 5 << 20, has_integers},
+    // Of tables and float8, where stream refuses. To be tuned.
     {"direct", 0, 1, 64, 1 << 20},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},

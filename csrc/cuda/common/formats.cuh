@@ -82,8 +82,8 @@ struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   }
 };
 
-// The entry of this lane, of the 16 in each half of a warp: brought under 2^14 by a power of two, the
-// same for all, it is the sum of two fp16, to 22 bits; those of E2M1, say, are one.
+// The entry of this lane, of the 16 in each half of a warp: brought under 2^14 by a power of two,
+// the same for all, it is the sum of two fp16, to 22 bits; those of E2M1, say, are one.
 struct HalvesOfEntry {
   uint32_t both;  // the first in the low half
   float unit;

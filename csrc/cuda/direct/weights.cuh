@@ -10,10 +10,10 @@ namespace jaxgemv::cuda::direct {
 
 constexpr int kTileN = 16, kBlockK = 32;  // rows of the weights, and codes of a row at a time
 
-// How lanes share the octets of a row. Side by side, four lanes have an octet each of every block of
-// 32 codes, of up to two blocks; or of one, whose halves are groups. Whole, a lane has the 32 codes of
-// a block to itself, which are words: fewer and larger loads, and shifts that the compiler knows; but
-// the group has to have the 128 codes of four lanes.
+// How lanes share the octets of a row. Side by side, four lanes have an octet each of every block
+// of 32 codes, of up to two blocks; or of one, whose halves are groups. Whole, a lane has the 32
+// codes of a block to itself, which are words: fewer and larger loads, and shifts that the compiler
+// knows; but the group has to have the 128 codes of four lanes.
 enum class Sharing { kBeside, kHalves, kWhole };
 
 template <int kBits, Sharing kSharing>
@@ -34,8 +34,8 @@ struct Lanes {
   }
 };
 
-// Rows g and g + 8 of a tile: what this lane asks for at once, octets of a group, or of two, and the
-// words around the scales.
+// Rows g and g + 8 of a tile: what this lane asks for at once, octets of a group, or of two, and
+// the words around the scales.
 template <Format kFormat, int kBits, Sharing kSharing>
 class Rows {
   using L = Lanes<kBits, kSharing>;
