@@ -3,7 +3,7 @@
 A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
 """
 
-from cases_cuda import direct, fma, gemm, mma, mma_any, stream, wgmma, wgmma_any
+from cases_cuda import direct, direct_floats, fma, gemm, mma, mma_any, stream, wgmma, wgmma_any
 from kernels import FLOATS, KernelParam
 from problems import Case
 
@@ -271,6 +271,7 @@ MUST_TAKE_FLOATS = {
     "stream": stream_floats,
     "mma_any": without_shifts(mma_any),
     "wgmma_any": without_shifts(wgmma_any),
+    "direct": direct_floats,
     "f32_dot": f32_dot,
     "f32_panel": float_panel,
     "bf16_panel": float_pairs,
@@ -294,6 +295,7 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     if cases in (
         anything,
         direct,
+        direct_floats,
         fma,
         mma_any,
         wgmma_any,

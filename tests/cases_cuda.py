@@ -140,6 +140,24 @@ def direct(bits: int) -> list[Case]:
     ]
 
 
+def direct_floats(bits: int) -> list[Case]:
+    """The same without shifts, scales of one byte, and of tables groups of 16 in a lane's half of a block."""
+    cases = [
+        *(case._replace(form="mid") for case in direct(bits)),
+        Case(3, 129, 1312, 32, bias=True, scale="float8_e8m0fnu"),
+        Case(20, 40, 576, 64, scale="float8_e8m0fnu"),
+        Case(1, 300, 2880, "row", scale="float8_e4m3fn"),
+    ]
+    if bits == 4:
+        cases += [
+            Case(1, 300, 1032, 16, bias=True, scale="float8_e4m3fn"),  # ends with half of a group
+            Case(2, 130, 4112, 16, scale="float8_e4m3fn"),
+            Case(9, 40, 16, 16, scale="float32"),
+            Case(33, 31, 896, 16, bytes=True),
+        ]
+    return cases
+
+
 def fma(bits: int) -> list[Case]:
     """Groups of whole 32, or one scale a row, of any dtype and of any rows of x; whole blocks and ragged ones.
 

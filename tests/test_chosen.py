@@ -70,7 +70,10 @@ CHOSEN_FORMATS = [
     ("cuda", ("codebook", 4), "float16", Case(8, 4096, 1024, 16, scale="float8_e4m3fn"), "stream"),
     ("cuda", ("codebook", 4), "bfloat16", Case(40, 4096, 1024, 32), "wgmma_any mma_any"),
     ("cuda", ("codebook", 4), "float32", Case(1, 4096, 1024, 64), "mma_any"),
+    ("cuda", ("codebook", 4), "bfloat16", Case(1, 256, 1024, 64, scale="float32"), "direct"),
+    ("cuda", ("codebook", 4), "float32", Case(32, 512, 512, 16, scale="float8_e4m3fn"), "direct"),
     ("cuda", ("codebook", 3), "float16", Case(1, 256, 1024, 64), "simt"),
+    ("cuda", ("float8_e4m3fn", 8), "float16", Case(64, 512, 512, 32, scale="float8_e8m0fnu"), "direct"),
     ("cuda", ("float8_e4m3fn", 8), "bfloat16", Case(16, 4096, 1024, "row", scale="float32"), "stream"),
     ("cuda", ("float8_e5m2", 8), "float32", Case(16, 4096, 1024, "row"), "wgmma_any mma_any"),
 ]

@@ -123,7 +123,7 @@ FLOAT8_ROWS = by_name(
 def test_every_float8(kernel):
     """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
     rows = 12 if kernel.name in FOR_MANY else 2
-    codes = np.zeros((256, 64 if kernel.name in ("f32_dot", "stream") else 67), np.uint8)
+    codes = np.zeros((256, 64 if kernel.name in ("direct", "f32_dot", "stream") else 67), np.uint8)
     codes[:, 5] = np.arange(256)
     x = np.zeros((rows, codes.shape[1]), jnp.dtype(kernel.x))
     x[:, 5] = 1
@@ -132,7 +132,8 @@ def test_every_float8(kernel):
     jax.block_until_ready(y)
     assert_ran(kernel)
     expected = codes[:, 5].view(kernel.format).astype(np.float32)
-    if kernel.name in ("mma_any", "wgmma_any") and kernel.x == "float32":  # the second part of x is zero
+    # Of float32 the second part of x is zero.
+    if kernel.name in ("direct", "mma_any", "wgmma_any") and kernel.x == "float32":
         expected[np.isinf(expected)] = np.nan
     np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
 

@@ -11,9 +11,11 @@ namespace jaxgemv::cuda {
 
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
+constexpr bool has_integers(const Problem& problem) { return problem.format == Format::kAffine; }
+
 // For 33 to 64 rows of float32 direct decodes the weights eight times.
-constexpr bool has_few_columns(const Problem& problem) {
-  return problem.x != Dtype::kF32 || problem.M <= 32;
+constexpr bool has_integers_and_few_columns(const Problem& problem) {
+  return has_integers(problem) && (problem.x != Dtype::kF32 || problem.M <= 32);
 }
 
 // wgmma_any does as much for 32 columns of x as for few; a row of float32 is two.
@@ -29,8 +31,8 @@ constexpr bool has_small_groups(const Problem& problem) {
 }
 
 // The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
-constexpr bool has_16_bit_x_and_large_groups(const Problem& problem) {
-  return problem.x != Dtype::kF32 && !has_small_groups(problem);
+constexpr bool has_integers_and_16_bit_x_and_large_groups(const Problem& problem) {
+  return has_integers(problem) && problem.x != Dtype::kF32 && !has_small_groups(problem);
 }
 
 // What others are slow with or refuse, and fma takes as it takes all.
@@ -83,7 +85,9 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 2, 1 << 20, has_16_bit_x_and_small_groups_or_odd_rows},
     {"fma", 0, 1, 4, 5 << 20, has_16_bit_x_and_small_groups_and_few_rows},
     // Against all others: "Small matrices".
-    {"direct", 0, 1, 64, 1 << 20},
+    {"direct", 0, 1, 64, 1 << 20, has_integers},
+    // Of tables and float8, whose groups are small. To be tuned.
+    {"direct", 0, 1, 64, 1 << 19},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
@@ -93,11 +97,13 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 2, kAnyRows, has_16_bit_x_and_small_groups_or_odd_rows},
     {"fma", 0, 1, 1, 5 << 20, has_long_or_odd_rows},
     // Against wgmma, mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 16, 5 << 20},
+    {"direct", 0, 1, 16, 5 << 20, has_integers},
+    // Of tables and float8, where stream refuses. To be tuned.
+    {"direct", 0, 1, 64, 1 << 20},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
     // Against mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 64, 5 << 20, has_few_columns},
+    {"direct", 0, 1, 64, 5 << 20, has_integers_and_few_columns},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
@@ -105,7 +111,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against direct: "One and two rows of any format".
     {"mma", 0, 1, 8, kAnyRows, has_long_rows},
     // Against mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 64, 1 << 24, has_16_bit_x_and_large_groups},
+    {"direct", 0, 1, 64, 1 << 24, has_integers_and_16_bit_x_and_large_groups},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
     {"stream", 0, 1, 16},
     {"mma", 0, 1, 8},

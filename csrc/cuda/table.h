@@ -34,7 +34,9 @@ constexpr auto join(const Kernel (&... rows)[kCounts]) {
 }
 
 using Rows = std::span<const Kernel>;
-Rows direct_rows();
+Rows direct_integers();
+Rows direct_table4();
+Rows direct_float8();
 Rows fma_rows();
 Rows stream_int2();
 Rows stream_int4();

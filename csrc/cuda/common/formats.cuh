@@ -82,9 +82,30 @@ struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   }
 };
 
+// The entry of this lane, of the 16 in each half of a warp: brought under 2^14 by a power of two,
+// the same for all, it is the sum of two fp16, to 22 bits; those of E2M1, say, are one.
+struct HalvesOfEntry {
+  uint32_t both;  // the first in the low half
+  float unit;
+  bool has_second;  // any of the entries
+
+  __device__ __forceinline__ explicit HalvesOfEntry(float entry) {
+    const uint32_t bits = __float_as_uint(entry) & 0x7fffffffu;
+    const bool finite = bits < 0x7f800000u;
+    const int largest = static_cast<int>(__reduce_max_sync(~0u, finite ? bits : 0));
+    const int exponent = min(13 + 127 - (largest >> 23), 126);
+    const float scaled = entry * __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+    const __half first = __float2half_rn(scaled);
+    const uint32_t second =
+        __half_as_ushort(__float2half_rn(finite ? scaled - __half2float(first) : 0.f));
+    both = __half_as_ushort(first) | second << 16;
+    unit = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
+    has_second = __any_sync(~0u, (second & 0x7fff) != 0);
+  }
+};
+
 // Of 16 entries: a byte is two codes, and finds both of their entries in shared memory. Each lane has
-// a table of its own in a bank of its own. Entries are brought under 2^14 by a power of two and are the
-// sum of two fp16 then, to 22 bits; those of E2M1, say, are one.
+// a table of its own in a bank of its own.
 template <>
 struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static constexpr int kParts = 2, kPartBytes = 256 * 128, kTableBytes = kParts * kPartBytes + 128;
@@ -96,27 +117,17 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   // By all threads of a CTA, which then have to wait for each other.
   static __device__ __forceinline__ void make_table(const Param& table, Index s, uint8_t* to) {
     const int lane = threadIdx.x % 32;
-    const float entry = cuda::load(table, s, lane % 16, 0);
-    const uint32_t bits = __float_as_uint(entry) & 0x7fffffffu;
-    const int largest = static_cast<int>(__reduce_max_sync(~0u, bits < 0x7f800000u ? bits : 0));
-    const int exponent = min(13 + 127 - (largest >> 23), 126);
-    const float scaled = entry * __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-    const __half first = __float2half_rn(scaled);
-    const bool finite = bits < 0x7f800000u;
-    const __half second = __float2half_rn(finite ? scaled - __half2float(first) : 0.f);
-    const uint32_t both = __half_as_ushort(first) | static_cast<uint32_t>(__half_as_ushort(second))
-                                                        << 16;
+    const HalvesOfEntry entry(cuda::load(table, s, lane % 16, 0));
     for (int byte = threadIdx.x / 32; byte < 256; byte += blockDim.x / 32) {
-      const uint32_t low = __shfl_sync(~0u, both, byte % 16),
-                     high = __shfl_sync(~0u, both, byte / 16);
+      const uint32_t low = __shfl_sync(~0u, entry.both, byte % 16),
+                     high = __shfl_sync(~0u, entry.both, byte / 16);
       auto* const at = reinterpret_cast<uint32_t*>(to + byte * 128) + lane;
       at[0] = __byte_perm(low, high, 0x5410), at[kPartBytes / 4] = __byte_perm(low, high, 0x7632);
     }
-    const bool has_second = __ballot_sync(~0u, (__half_as_ushort(second) & 0x7fff) != 0) != 0;
     if (threadIdx.x == 0) {
       auto* const facts = reinterpret_cast<float*>(to + kParts * kPartBytes);
-      facts[0] = has_second;
-      facts[1] = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
+      facts[0] = entry.has_second;
+      facts[1] = entry.unit;
     }
   }
 

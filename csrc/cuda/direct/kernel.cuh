@@ -8,7 +8,7 @@
 // The affine part is two fp32 terms a group,
 //   y += f * dot(q, x) + c * sum(x),
 // where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies. Of x in
-// parts, lanes add it up.
+// parts, lanes add it up. Formats other than integers have the first alone.
 //
 // Of a gated activation a tile has eight rows of the first half and the same of the second. With a norm
 // x * norm is what float32 x is; the sum of squares goes the way of a row of results. What stands
@@ -16,6 +16,7 @@
 #pragma once
 
 #include "../common/epilogue.cuh"
+#include "pairs.cuh"
 #include "weights.cuh"
 #include "x.cuh"
 
@@ -25,6 +26,7 @@ constexpr int kMaxWarps = 16;
 
 struct Params {
   WeightSource weights;
+  Param codebook;
   const void* x;
   const int32_t* index;
   int stack, M, N, K;
@@ -36,21 +38,33 @@ struct Params {
   float eps;
 };
 
-template <int kBits, bool kWhole, int kTilesM, typename X, bool kNormed>
+// Of an octet of two rows of weights with one of x, a part of each; `has`: whether this lane's counts.
+template <typename Element>
+__device__ __forceinline__ void add_products(float (&to)[4], const uint32_t (&a)[2][4],
+                                             const uint32_t (&b)[2][2], bool has = true) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t own[2] = {has ? b[h][0] : 0, has ? b[h][1] : 0};
+    mma_m16n8k16<Element>(to, a[0][2 * h], a[1][2 * h], a[0][2 * h + 1], a[1][2 * h + 1], own);
+  }
+}
+
+template <Format kFormat, int kBits, Sharing kSharing, int kTilesM, typename X, bool kNormed>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     gemv_direct(const __grid_constant__ Params params) {
   using Operand = XOctet<std::conditional_t<kNormed, float, X>>;
   using Element = typename Operand::Element;
-  using Codes = Pairs<kBits, Element>;
-  using L = Lanes<kBits, kWhole>;
+  using Codes = Pairs<kFormat, kBits, Element>;
+  using L = Lanes<kBits, kSharing>;
   constexpr int kM = kTilesM * kTileM, kParts = Operand::kParts;
   constexpr uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00u : 0x3f803f80u;
+  constexpr uint32_t kAllOnes[2][4] = {{kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes, kOnes, kOnes}};
   // Behind a warp's rows the squares of x, and those of all warps.
   constexpr int kSquares = kTileN, kAllSquares = kTileN + 1;
   __shared__ float partial[kMaxWarps][kTileN + 2 * kNormed][kM + 1];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
-  const int deep = 1 << params.log_deep, count = kWhole ? 4 : params.octets;
+  const int deep = 1 << params.log_deep, count = L::kWhole ? 4 : params.octets;
   const int m0 = blockIdx.z * kM, rows = min(params.M - m0, kM);
   const Index first_row = Index{blockIdx.y} * params.M + m0;
   const int ranks = 1 << params.log_ranks, rank = blockIdx.x & (ranks - 1);
@@ -94,10 +108,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     const int n[2] = {min(row, params.N - 1), min(row + params.apart, params.N - 1)};
     const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
     const NormValues norm(params.norm, s, 0);
-    Rows<kBits, kWhole> weights(params.weights, s, n);
-    const int last = (rank + 1) * params.units;
+    Codes codes;
+    Rows<kFormat, kBits, kSharing> weights(params.weights, s, n);
+    const int begin = rank * params.units + (warp & (deep - 1)), last = (rank + 1) * params.units;
 #pragma unroll 1
-    for (int u = rank * params.units + (warp & (deep - 1)); u < last; u += deep) {
+    for (int u = begin; u < last; u += deep) {  // once at least
       const int first = L::first_octet(u, count);
       XOctet<X> octets[L::kOctets][kTilesM];
       NormOctet norms[kNormed ? L::kOctets : 1];
@@ -112,53 +127,63 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
       }
       weights.ask(first, count);
 
-      // Parts have sums of their own: an mma waits for the one before it.
-      float dot[kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};
+      if constexpr (Codes::kHasTable)
+        if (u == begin) codes.make(params.codebook, s);  // while the weights are on their way
+
+      // Parts of x have sums of their own: an mma waits for the one before it.
+      float dot[L::kGroups][kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};
 #pragma unroll
       for (int i = 0; i < L::kOctets; ++i) {
         if (i >= count) break;
-        uint32_t a[2][4];
-        weights.template pairs<Element>(i, 0, a[0]);
-        weights.template pairs<Element>(i, 1, a[1]);
+        uint32_t b[kTilesM][kParts][2][2];
 #pragma unroll
-        for (int c = 0; c < kTilesM; ++c) {
-          uint32_t b[kParts][2][2];
+        for (int c = 0; c < kTilesM; ++c)
           if constexpr (kParts > 1) {
             float v[8];
             octets[i][c].get(v);
             if constexpr (kNormed) apply(norms[i], norm.dtype, v, squares[c]);
-            Operand::pairs_of(v, b);
-            sum[c][0] += sum_of(v);
+            Operand::pairs_of(v, b[c]);
+            if constexpr (Codes::kHasShift) sum[c][0] += sum_of(v);
           } else {
-            octets[i][c].pairs(b);
+            octets[i][c].pairs(b[c]);
+            if constexpr (Codes::kHasShift) add_products<Element>(sum[c], kAllOnes, b[c][0]);
           }
+        uint32_t low[2], high[2];
+        weights.bits(i, 0, low[0], high[0]), weights.bits(i, 1, low[1], high[1]);
 #pragma unroll
-          for (int part = 0; part < kParts; ++part)
+        for (int part = 0; part < Codes::kParts; ++part) {
+          if (!codes.has(part)) break;
+          uint32_t a[2][4];
+          codes.of(low[0], high[0], part, a[0]), codes.of(low[1], high[1], part, a[1]);
+          // Products of smaller parts are below 2^-23 of the whole.
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              mma_m16n8k16<Element>(dot[c][part], a[0][2 * h], a[1][2 * h], a[0][2 * h + 1],
-                                    a[1][2 * h + 1], b[part][h]);
-              if constexpr (kParts == 1)
-                mma_m16n8k16<Element>(sum[c], kOnes, kOnes, kOnes, kOnes, b[part][h]);
-            }
+          for (int c = 0; c < kTilesM; ++c)
+#pragma unroll
+            for (int of_x = 0; of_x < min(kParts, 3 - part); ++of_x)
+#pragma unroll
+              for (int group = 0; group < L::kGroups; ++group)
+                add_products<Element>(dot[group][c][of_x], a, b[c][of_x],
+                                      !L::kHalves || t / 2 == group);
         }
       }
 #pragma unroll
       for (int c = 0; c < kTilesM; ++c)
-        if constexpr (kParts > 1) spread(sum[c]);
+        if constexpr (kParts > 1 && Codes::kHasShift) spread(sum[c]);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float2 terms = weights.terms(r, Codes::kCentre);
+      for (int group = 0; group < L::kGroups; ++group)
 #pragma unroll
-        for (int c = 0; c < kTilesM; ++c)
+        for (int r = 0; r < 2; ++r) {
+          const float2 terms = weights.terms(group, r, Codes::kCentre);
 #pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            float all = dot[c][kParts - 1][e];
+          for (int c = 0; c < kTilesM; ++c)
 #pragma unroll
-            for (int part = kParts - 2; part >= 0; --part) all += dot[c][part][e];
-            y[c][e] += fmaf(all * Codes::kWorth, terms.x, sum[c][e] * terms.y);
-          }
-      }
+            for (int e = 2 * r; e < 2 * r + 2; ++e) {
+              float all = dot[group][c][kParts - 1][e];
+#pragma unroll
+              for (int part = kParts - 2; part >= 0; --part) all += dot[group][c][part][e];
+              y[c][e] += fmaf(all * codes.unit(), terms.x, sum[c][e] * terms.y);
+            }
+        }
     }
   }
 

@@ -1,4 +1,6 @@
 // Chooses the variant of the direct kernel, and lays out its work.
+#pragma once
+
 #include <algorithm>
 
 #include "../common/launch.cuh"
@@ -16,19 +18,21 @@ struct Layout {
   int tiles_m = 0, log_octets = 0, log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
   Index tiles = 0;
 
-  bool whole() const { return log_octets == 2; }
   int ranks() const { return 1 << log_ranks; }
 };
 
 // Nanoseconds of a layout on an H200, roughly: of all instructions of an SM, or of those of a warp and
 // its waits for memory, as often as CTAs follow one another. Fitted to the times of all layouts of
 // some fifty products: what it chooses takes 1% longer than the best ("Small matrices").
-Index cost_of(const Layout& layout, int parts, const Problem& problem, const Device& device) {
+inline Index cost_of(const Layout& layout, int parts, const Problem& problem,
+                     const Device& device) {
   constexpr int kMemoryNs = 350, kClusterNs = 1400, kRankNs = 250, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
+  // To find an octet's codes in a table, for both rows.
+  const int look_up = problem.format == Format::kCodebook ? 56 : 0;
   const Index instructions =
-      250 + steps * (70 + (45 + 14 * layout.tiles_m * parts << layout.log_octets));
+      250 + steps * (70 + (45 + look_up + 14 * layout.tiles_m * parts << layout.log_octets));
   const Index ctas =
       layout.tiles * layout.ranks() * ceil_div(problem.M, layout.tiles_m * kTileM) * problem.batch;
   const Index on_sm = ceil_div(ctas, device.sms) * warps;
@@ -38,17 +42,28 @@ Index cost_of(const Layout& layout, int parts, const Problem& problem, const Dev
          (layout.log_ranks > 0 ? kClusterNs + kRankNs * layout.ranks() : 0);
 }
 
+// Groups of half a block, of tables.
+constexpr int kHalfBlock = kBlockK / 2;
+
+inline bool has_halves(const Problem& problem, const Operands& operands) {
+  return problem.format == Format::kCodebook && problem.group == kHalfBlock &&
+         !has_one_group(problem, operands);
+}
+
 // The one that costs least.
-Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
+inline Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
   const bool one = has_one_group(problem, operands);
   const bool is_split = problem.x == Dtype::kF32 || operands.norm.data != nullptr;
   const int most_tiles_m = is_split ? kMostTilesM<float> : kMostTilesM<__half>;
-  const bool whole = problem.K % kBlockK == 0 && is_aligned(operands.packed, 16);
+  const bool halves = has_halves(problem, operands);
+  const bool whole = problem.format != Format::kCodebook && problem.K % kBlockK == 0 &&
+                     is_aligned(operands.packed, 16);
   Layout best;
   Index least = 0;
   for (int tiles_m = 1; tiles_m <= most_tiles_m; ++tiles_m)
     for (int log_octets = 0; log_octets < 2 + whole; ++log_octets) {
-      if (!one && problem.group % (kBlockK << log_octets) != 0) break;
+      if (!one && problem.group % (kBlockK << log_octets) != 0 && !(halves && log_octets == 0))
+        break;
       const Index all = ceil_div(problem.K, kBlockK << log_octets);  // units
       for (int log_ranks = 0; log_ranks <= (device.major >= 9 ? 3 : 0); ++log_ranks) {
         const Index units = ceil_div(all, 1 << log_ranks);
@@ -71,9 +86,10 @@ Layout layout_of(const Problem& problem, const Operands& operands, const Device&
   return best;
 }
 
-Params params_of(const Problem& problem, const Operands& operands, const Layout& layout) {
+inline Params params_of(const Problem& problem, const Operands& operands, const Layout& layout) {
   Params p{};
   p.weights = weight_source_of(problem, operands);
+  p.codebook = operands.codebook;
   p.x = operands.x, p.index = operands.index, p.stack = static_cast<int>(problem.stack);
   p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
   p.K = static_cast<int>(problem.K);
@@ -87,22 +103,32 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
 
 }  // namespace direct
 
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 struct Direct {
+  static constexpr bool kIsTable = kFormat == Format::kCodebook;
   static constexpr int kTilesM = direct::kMostTilesM<X>;
   static constexpr KernelInfo kInfo{
-      "direct",    Format::kAffine,          kBits,
-      kDtypeOf<X>, kTilesM * direct::kTileM, kEpilogueOperands | OperandSet::of(Operand::kNorm)};
+      "direct",
+      kFormat,
+      kBits,
+      kDtypeOf<X>,
+      kTilesM * direct::kTileM,
+      with_format(
+          kEpilogueOperands | OperandSet::of(Operand::kNorm) |
+              (kFormat == Format::kAffine ? OperandSet{} : OperandSet::of(Operand::kOneByteScale)),
+          kFormat)};
 
-  // Whole octets of x, no group boundary inside a block, and 32-bit m, n and k.
+  // Whole octets of x, no group boundary inside a block but in its middle, and 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
+    const bool halves = direct::has_halves(problem, operands);
     return problem.K % kOctet == 0 && is_aligned(operands.x, 16) &&
            is_aligned(operands.norm.data, 16) &&
-           has_weight_source(problem, operands, direct::kBlockK);
+           has_weight_source(problem, operands, halves ? direct::kHalfBlock : direct::kBlockK);
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
+    using direct::Sharing;
     const direct::Layout layout = direct::layout_of(problem, operands, device);
     const direct::Params params = direct::params_of(problem, operands, layout);
     const Index tiles_m = ceil_div(problem.M, layout.tiles_m * direct::kTileM);
@@ -111,26 +137,25 @@ struct Direct {
                             32 << (layout.log_across + layout.log_deep),
                             /*shared_bytes=*/0,
                             layout.ranks()};
-    const auto launch = [&](auto whole) {
-      return launch_kernel(
-          operands.norm.data != nullptr ? direct::gemv_direct<kBits, whole, 1, X, true>
-          : layout.tiles_m == 1         ? direct::gemv_direct<kBits, whole, 1, X, false>
-                                        : direct::gemv_direct<kBits, whole, kTilesM, X, false>,
-          shape, device, stream, params);
+    const bool normed = operands.norm.data != nullptr;
+    const auto launch = [&]<Sharing kSharing>() {
+      return launch_kernel(normed ? direct::gemv_direct<kFormat, kBits, kSharing, 1, X, true>
+                           : layout.tiles_m == 1
+                               ? direct::gemv_direct<kFormat, kBits, kSharing, 1, X, false>
+                               : direct::gemv_direct<kFormat, kBits, kSharing, kTilesM, X, false>,
+                           shape, device, stream, params);
     };
-    return layout.whole() ? launch(std::true_type{}) : launch(std::false_type{});
+    // Of four octets in a lane, or of two groups.
+    constexpr Sharing kOther = kIsTable ? Sharing::kHalves : Sharing::kWhole;
+    const bool other = kIsTable ? direct::has_halves(problem, operands) : layout.log_octets == 2;
+    return other ? launch.template operator()<kOther>()
+                 : launch.template operator()<Sharing::kBeside>();
   }
 };
 
-template <int kBits>
-inline constexpr Kernel kDirectRows[] = {
-    row<Direct<kBits, __half>>(), row<Direct<kBits, __nv_bfloat16>>(), row<Direct<kBits, float>>()};
-
-Rows direct_rows() {
-  static constexpr auto kRows =
-      join(kDirectRows<1>, kDirectRows<2>, kDirectRows<3>, kDirectRows<4>, kDirectRows<5>,
-           kDirectRows<6>, kDirectRows<7>, kDirectRows<8>);
-  return kRows;
-}
+template <Format kFormat, int kBits>
+inline constexpr Kernel kDirectRows[] = {row<Direct<kFormat, kBits, __half>>(),
+                                         row<Direct<kFormat, kBits, __nv_bfloat16>>(),
+                                         row<Direct<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

@@ -1,0 +1,128 @@
+// Octets of weights as operand A of the direct kernel: codes p and p + 4 as a pair of Element.
+#pragma once
+
+#include "../common/formats.cuh"
+
+namespace jaxgemv::cuda::direct {
+
+// kParts numbers of Element whose sum is a weight, and for octets of them:
+//   make(..)       where kHasTable: by all of a CTA, before the first octet
+//   has(part)      whether that may be anything but zero
+//   of(..)         of an octet, one of its parts: of weights (v + kCentre) * unit()
+// kHasShift: whether the weights have an offset, or a zero.
+template <Format kFormat, int kBits, typename Element>
+struct Pairs;
+
+struct PlainPairs {
+  static constexpr int kParts = 1;
+  static constexpr bool kHasTable = false;
+  static constexpr float kCentre = 0;
+  static __device__ __forceinline__ bool has(int) { return true; }
+};
+
+template <int kBits, typename Element>
+struct Pairs<Format::kAffine, kBits, Element> : PlainPairs {
+  static constexpr bool kIsHalf = std::is_same_v<Element, __half>, kHasShift = true;
+  static constexpr float kCentre = !kIsHalf && kBits == 8 ? 128.f : 0.f;
+  static __device__ __forceinline__ float unit() { return kIsHalf ? 0x1p24f : 1.f; }
+
+  static __device__ __forceinline__ void of(uint32_t low, uint32_t high, int, uint32_t (&a)[4]) {
+    const uint32_t second = kBits > 4 ? __funnelshift_rc(low, high, 4 * kBits) : low >> (4 * kBits);
+    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      // Two bytes of each half of the octet, from that on in which the code begins.
+      const int byte = kBits > 4 ? kBits * p / 8 : 0, at = kBits * p - 8 * byte;
+      const int bytes = byte | (byte + 1) << 4 | (byte + 4) << 8 | (byte + 5) % 8 << 12;
+      const uint32_t both = (kBits == 4 ? low : __byte_perm(low, second, bytes)) >> at;
+      if constexpr (kIsHalf)
+        a[p] = both & kMask;  // subnormals
+      else if constexpr (kBits == 8)
+        a[p] = Codes<Format::kAffine, 8, __nv_bfloat16>::pair(both);
+      else
+        a[p] = subtract((both & kMask) | 0x43004300u, 0x43004300u);  // 128 + q
+    }
+  }
+};
+
+// Float8 is exact in both, and of fp16 there is a conversion.
+template <Format kFormat, typename Element>
+  requires(kFormat == Format::kE4M3 || kFormat == Format::kE5M2)
+struct Pairs<kFormat, 8, Element> : PlainPairs {
+  static constexpr bool kHasShift = false;
+  static __device__ __forceinline__ float unit() { return 1; }
+
+  static __device__ __forceinline__ void of(uint32_t low, uint32_t high, int, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      a[p] = pair_of_float8<kFormat>(__byte_perm(low, high, p | (p + 4) << 4));
+      if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(a[p]));
+        a[p] = rounded_pair<Element>(pair.x, pair.y);
+      }
+    }
+  }
+};
+
+// Tables of 16 lie in shared memory, for each lane in a bank of its own, with two parts to a word.
+template <typename Element>
+struct Pairs<Format::kCodebook, 4, Element> {
+  static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
+  static constexpr int kParts = kIsHalf ? 2 : 3;  // 22 bits, and all 24
+  static constexpr bool kHasTable = true, kHasShift = false;
+  static constexpr float kCentre = 0;
+
+  // The table of matrix s. Lane l has entry l % 16 of it, and writes that to banks from l on.
+  __device__ __forceinline__ void make(const Param& from, int s) {
+    const int lane = threadIdx.x % 32;
+    const float entry = load(from, s, lane % 16, 0);
+    uint32_t words[kWords] = {};
+    if constexpr (kIsHalf) {
+      const HalvesOfEntry halves(entry);
+      words[0] = halves.both, unit_ = halves.unit, parts_ = 1 + halves.has_second;
+    } else {
+      const bool finite = fabsf(entry) < INFINITY;
+      float rest = entry;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const __nv_bfloat16 own = __float2bfloat16_rn(rest);
+        if (__any_sync(~0u, rest != 0)) parts_ = part + 1;
+        words[part / 2] |= uint32_t{__bfloat16_as_ushort(own)} << (part % 2 * 16);
+        rest = finite ? rest - __bfloat162float(own) : 0.f;
+      }
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x / 32; i < 16; i += blockDim.x / 32)
+#pragma unroll
+      for (int w = 0; w < kWords; ++w)
+        table()[(w * 16 + lane % 16) * 32 + (lane + i) % 32] = words[w];
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ bool has(int part) const { return part == 0 || part < parts_; }
+  __device__ __forceinline__ float unit() const { return unit_; }
+
+  __device__ __forceinline__ void of(uint32_t low, uint32_t, int part, uint32_t (&a)[4]) const {
+    const uint32_t* const from = table() + part / 2 * 16 * 32;
+    const auto entry = [&](int i) {
+      const uint32_t at = i < 2 ? low << (7 - 4 * i) : low >> (4 * i - 7);  // of 128 bytes
+      return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(from) +
+                                                ((at & 0x780) | threadIdx.x % 32 * 4));
+    };
+#pragma unroll
+    for (int p = 0; p < 4; ++p)
+      a[p] = __byte_perm(entry(p), entry(p + 4), part % 2 ? 0x7632 : 0x5410);
+  }
+
+ private:
+  static constexpr int kWords = (kParts + 1) / 2;
+  int parts_ = 1;
+  float unit_ = 1;
+
+  static __device__ __forceinline__ uint32_t* table() {
+    __shared__ uint32_t words[kWords * 16 * 32];
+    return words;
+  }
+};
+
+}  // namespace jaxgemv::cuda::direct
