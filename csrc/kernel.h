@@ -44,18 +44,20 @@ constexpr OperandSet with_format(OperandSet set, Format format) {
 
 // The rows of x of a slice, first <= M <= last, the most codes in the matrices of all slices, and
 // what else has to hold, for a kernel to be the fastest of those that can run the call; bits 0 for
-// all widths. In order of preference: a kernel may come again behind another one.
+// all widths; `with`, operands of which the call has to have one. In order of preference: a kernel may
+// come again behind another one.
 struct Crossover {
   std::string_view kernel;
   int bits;
   Index first, last;
   Index codes = std::numeric_limits<Index>::max();
   bool (*when)(const Problem&) = nullptr;
+  OperandSet with = {};
 
-  bool prefers(const KernelInfo& info, const Problem& problem) const {
+  bool prefers(const KernelInfo& info, const Problem& problem, OperandSet given) const {
     return info.name == kernel && (bits == 0 || bits == problem.bits) && first <= problem.M &&
            problem.M <= last && problem.batch * problem.N * problem.K <= codes &&
-           (when == nullptr || when(problem));
+           (when == nullptr || when(problem)) && (with.empty() || given.has_any(with));
   }
 };
 
@@ -99,7 +101,7 @@ const Row* choose(std::span<const Row> table, std::span<const Crossover> crossov
     if (fits(row.info)) rows.push_back(&row);
   for (const Crossover& crossover : crossovers)
     for (const Row* row : rows)
-      if (crossover.prefers(row->info, problem) && supports(*row)) return row;
+      if (crossover.prefers(row->info, problem, given) && supports(*row)) return row;
   for (const Row* row : rows)
     if (supports(*row)) return row;
   return nullptr;

@@ -45,6 +45,7 @@ class OperandSet {
 
   constexpr bool has(Operand operand) const { return (bits_ & bit(operand)) != 0; }
   constexpr void add(Operand operand) { bits_ |= bit(operand); }
+  constexpr bool has_any(OperandSet other) const { return (bits_ & other.bits_) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
 
   constexpr OperandSet operator|(OperandSet other) const { return from(bits_ | other.bits_); }

@@ -7,12 +7,12 @@
 // same ones (weights.cuh), and pairs of their elements in the same order, so that k is permuted alike.
 // The affine part is two fp32 terms a group,
 //   y += f * dot(q, x) + c * sum(x),
-// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies. Of x in
-// parts, lanes add it up. Formats other than integers have the first alone.
+// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies. Formats
+// other than integers have the first alone.
 //
-// Of a gated activation a tile has eight rows of the first half and the same of the second. With a norm
-// x * norm is what float32 x is; the sum of squares goes the way of a row of results. What stands
-// beside the sums, bias and residual, is asked for first of all.
+// Of a gated activation a tile has eight rows of the first half and the same of the second. The sum of
+// squares for a norm goes the way of a row of results. What stands beside the sums, bias and residual,
+// is asked for first of all.
 #pragma once
 
 #include "../common/epilogue.cuh"
@@ -38,27 +38,14 @@ struct Params {
   float eps;
 };
 
-// Of an octet of two rows of weights with one of x, a part of each; `has`: whether this lane's counts.
-template <typename Element>
-__device__ __forceinline__ void add_products(float (&to)[4], const uint32_t (&a)[2][4],
-                                             const uint32_t (&b)[2][2], bool has = true) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint32_t own[2] = {has ? b[h][0] : 0, has ? b[h][1] : 0};
-    mma_m16n8k16<Element>(to, a[0][2 * h], a[1][2 * h], a[0][2 * h + 1], a[1][2 * h + 1], own);
-  }
-}
-
-template <Format kFormat, int kBits, Sharing kSharing, int kTilesM, typename X, bool kNormed>
+template <Format kFormat, int kBits, Sharing kSharing, int kTilesM, typename X, Norm kNorm>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     gemv_direct(const __grid_constant__ Params params) {
-  using Operand = XOctet<std::conditional_t<kNormed, float, X>>;
-  using Element = typename Operand::Element;
-  using Codes = Pairs<kFormat, kBits, Element>;
+  using Codes = Pairs<kFormat, kBits, ElementOf<X, kNorm>>;
+  using Operand = direct::Operand<X, kNorm, Codes::kHasShift>;
   using L = Lanes<kBits, kSharing>;
   constexpr int kM = kTilesM * kTileM, kParts = Operand::kParts;
-  constexpr uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00u : 0x3f803f80u;
-  constexpr uint32_t kAllOnes[2][4] = {{kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes, kOnes, kOnes}};
+  constexpr bool kNormed = kNorm != Norm::kNone;
   // Behind a warp's rows the squares of x, and those of all warps.
   constexpr int kSquares = kTileN, kAllSquares = kTileN + 1;
   __shared__ float partial[kMaxWarps][kTileN + 2 * kNormed][kM + 1];
@@ -101,7 +88,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   Beside early{};
   if (first_i < results) early = beside(result_of(first_i));
 
-  float y[kTilesM][4] = {}, squares[kTilesM] = {};
+  float y[kTilesM][4] = {}, squares[kTilesM][4] = {};
   if (s >= 0) {
     const int row =
         (((tile << params.log_across) + (warp >> params.log_deep)) << params.log_step) + g;
@@ -135,19 +122,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #pragma unroll
       for (int i = 0; i < L::kOctets; ++i) {
         if (i >= count) break;
-        uint32_t b[kTilesM][kParts][2][2];
+        Operand own[kTilesM];
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c)
-          if constexpr (kParts > 1) {
-            float v[8];
-            octets[i][c].get(v);
-            if constexpr (kNormed) apply(norms[i], norm.dtype, v, squares[c]);
-            Operand::pairs_of(v, b[c]);
-            if constexpr (Codes::kHasShift) sum[c][0] += sum_of(v);
-          } else {
-            octets[i][c].pairs(b[c]);
-            if constexpr (Codes::kHasShift) add_products<Element>(sum[c], kAllOnes, b[c][0]);
-          }
+          own[c].make(octets[i][c], norms[kNormed ? i : 0], norm.dtype, sum[c], squares[c]);
         uint32_t low[2], high[2];
         weights.bits(i, 0, low[0], high[0]), weights.bits(i, 1, low[1], high[1]);
 #pragma unroll
@@ -162,13 +140,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
             for (int of_x = 0; of_x < min(kParts, 3 - part); ++of_x)
 #pragma unroll
               for (int group = 0; group < L::kGroups; ++group)
-                add_products<Element>(dot[group][c][of_x], a, b[c][of_x],
-                                      !L::kHalves || t / 2 == group);
+                own[c].multiply(of_x, a, !L::kHalves || t / 2 == group, dot[group][c][of_x]);
         }
       }
 #pragma unroll
-      for (int c = 0; c < kTilesM; ++c)
-        if constexpr (kParts > 1 && Codes::kHasShift) spread(sum[c]);
+      for (int c = 0; c < kTilesM; ++c) Operand::end_sum(sum[c]);
 #pragma unroll
       for (int group = 0; group < L::kGroups; ++group)
 #pragma unroll
@@ -192,8 +168,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #pragma unroll
     for (int e = 0; e < 4; ++e) partial[warp][g + e / 2 * 8][c * kTileM + t * 2 + e % 2] = y[c][e];
     if constexpr (kNormed) {
-      const float of_row = over_row(squares[c]);
-      if (t == 0) partial[warp][kSquares][c * kTileM + g] = of_row;
+      const float of_row = Operand::end_squares(squares[c]);
+      if (t == g / 2) partial[warp][kSquares][c * kTileM + g] = of_row;
     }
   }
   __syncthreads();

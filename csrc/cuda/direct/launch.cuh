@@ -17,22 +17,28 @@ inline constexpr int kMostTilesM = std::is_same_v<X, float> ? 1 : 2;
 struct Layout {
   int tiles_m = 0, log_octets = 0, log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
   Index tiles = 0;
+  int parts = 1;  // of x, that cost as much as so many
 
   int ranks() const { return 1 << log_ranks; }
 };
 
+inline Norm norm_of(const Problem& problem, const Operands& operands) {
+  if (operands.norm.data == nullptr) return Norm::kNone;
+  const bool is_short = problem.x == Dtype::kBF16 && operands.norm.dtype == Dtype::kBF16;
+  return is_short ? Norm::kShort : Norm::kAny;
+}
+
 // Nanoseconds of a layout on an H200, roughly: of all instructions of an SM, or of those of a warp and
 // its waits for memory, as often as CTAs follow one another. Fitted to the times of all layouts of
 // some fifty products: what it chooses takes 1% longer than the best ("Small matrices").
-inline Index cost_of(const Layout& layout, int parts, const Problem& problem,
-                     const Device& device) {
+inline Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
   constexpr int kMemoryNs = 350, kClusterNs = 1400, kRankNs = 250, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
   // To find an octet's codes in a table, for both rows.
   const int look_up = problem.format == Format::kCodebook ? 56 : 0;
   const Index instructions =
-      250 + steps * (70 + (45 + look_up + 14 * layout.tiles_m * parts << layout.log_octets));
+      250 + steps * (70 + (45 + look_up + 14 * layout.tiles_m * layout.parts << layout.log_octets));
   const Index ctas =
       layout.tiles * layout.ranks() * ceil_div(problem.M, layout.tiles_m * kTileM) * problem.batch;
   const Index on_sm = ceil_div(ctas, device.sms) * warps;
@@ -53,8 +59,11 @@ inline bool has_halves(const Problem& problem, const Operands& operands) {
 // The one that costs least.
 inline Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
   const bool one = has_one_group(problem, operands);
-  const bool is_split = problem.x == Dtype::kF32 || operands.norm.data != nullptr;
-  const int most_tiles_m = is_split ? kMostTilesM<float> : kMostTilesM<__half>;
+  const Norm norm = norm_of(problem, operands);
+  const bool is_wide = problem.x == Dtype::kF32;
+  const int most_tiles_m =
+      is_wide || norm != Norm::kNone ? kMostTilesM<float> : kMostTilesM<__half>;
+  const int parts = norm == Norm::kAny ? 8 : is_wide ? 3 : norm == Norm::kShort ? 2 : 1;
   const bool halves = has_halves(problem, operands);
   const bool whole = problem.format != Format::kCodebook && problem.K % kBlockK == 0 &&
                      is_aligned(operands.packed, 16);
@@ -76,8 +85,9 @@ inline Layout layout_of(const Problem& problem, const Operands& operands, const 
                                    log_deep,
                                    log_ranks,
                                    static_cast<int>(units),
-                                   ceil_div(problem.N, kTileN << log_across)};
-            const Index cost = cost_of(layout, is_split ? 3 : 1, problem, device);
+                                   ceil_div(problem.N, kTileN << log_across),
+                                   parts};
+            const Index cost = cost_of(layout, problem, device);
             if (best.tiles > 0 && cost >= least) continue;
             best = layout, least = cost;
           }
@@ -128,7 +138,7 @@ struct Direct {
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
-    using direct::Sharing;
+    using direct::Norm, direct::Sharing;
     const direct::Layout layout = direct::layout_of(problem, operands, device);
     const direct::Params params = direct::params_of(problem, operands, layout);
     const Index tiles_m = ceil_div(problem.M, layout.tiles_m * direct::kTileM);
@@ -137,13 +147,18 @@ struct Direct {
                             32 << (layout.log_across + layout.log_deep),
                             /*shared_bytes=*/0,
                             layout.ranks()};
-    const bool normed = operands.norm.data != nullptr;
     const auto launch = [&]<Sharing kSharing>() {
-      return launch_kernel(normed ? direct::gemv_direct<kFormat, kBits, kSharing, 1, X, true>
-                           : layout.tiles_m == 1
-                               ? direct::gemv_direct<kFormat, kBits, kSharing, 1, X, false>
-                               : direct::gemv_direct<kFormat, kBits, kSharing, kTilesM, X, false>,
-                           shape, device, stream, params);
+      const auto run = [&](auto kernel) {
+        return launch_kernel(kernel, shape, device, stream, params);
+      };
+      using direct::gemv_direct;
+      const Norm norm = direct::norm_of(problem, operands);
+      if constexpr (std::is_same_v<X, __nv_bfloat16>)
+        if (norm == Norm::kShort)
+          return run(gemv_direct<kFormat, kBits, kSharing, 1, X, Norm::kShort>);
+      if (norm == Norm::kAny) return run(gemv_direct<kFormat, kBits, kSharing, 1, X, Norm::kAny>);
+      if (layout.tiles_m == 1) return run(gemv_direct<kFormat, kBits, kSharing, 1, X, Norm::kNone>);
+      return run(gemv_direct<kFormat, kBits, kSharing, kTilesM, X, Norm::kNone>);
     };
     // Of four octets in a lane, or of two groups.
     constexpr Sharing kOther = kIsTable ? Sharing::kHalves : Sharing::kWhole;
