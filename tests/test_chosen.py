@@ -64,6 +64,12 @@ CHOSEN_TRANSPOSED = [
 ]
 
 
+CHOSEN_PARTS = [
+    ("cuda", 4, "bfloat16", Case(1, 1536, 1024, 128), "direct"),
+    ("cuda", 4, "float16", Case(2, 1536, 1024, 128), "direct"),
+    ("cuda", 4, "float16", Case(1, 8192, 1024, 128), "stream"),
+    ("cuda", 8, "bfloat16", Case(4, 2048, 4096, 128), "stream"),
+]
 CHOSEN_FORMATS = [
     ("cpu", ("codebook", 4), "float32", Case(1, 64, 1024, 64), "f32_dot f32_panel"),
     ("cuda", ("codebook", 4), "bfloat16", Case(1, 4096, 1024, 64, scale="float32"), "stream"),
@@ -99,6 +105,16 @@ def expected(backend: str, bits: int, x: str, names: str, transposed: bool = Fal
 def test_chosen(backend, bits, x, case, names, rng):
     p = make(rng, bits, x, case)
     jax.block_until_ready(gemv(p.x, p.tensor, implementation=backend))
+    assert last_kernel(backend) == expected(backend, bits, x, names)
+
+
+@chosen(CHOSEN_PARTS)
+def test_parts_chosen(backend, bits, x, case, names, rng):
+    """With a norm, and of odd rows a residual."""
+    p = make(rng, bits, x, case)
+    residual = jnp.ones((case.m, case.n), p.x.dtype) if case.m % 2 else None
+    norm = jnp.ones(case.k, p.x.dtype)
+    jax.block_until_ready(gemv(p.x, p.tensor, norm=norm, residual=residual, implementation=backend))
     assert last_kernel(backend) == expected(backend, bits, x, names)
 
 

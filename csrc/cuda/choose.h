@@ -35,6 +35,16 @@ constexpr bool has_integers_and_16_bit_x_and_large_groups(const Problem& problem
   return has_integers(problem) && problem.x != Dtype::kF32 && !has_small_groups(problem);
 }
 
+constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
+
+// x of a tile of direct, times norm, is made anew for every 16 rows of the weights.
+constexpr bool has_short_rows_of_integers_and_16_bit_x(const Problem& problem) {
+  return has_integers_and_16_bit_x_and_large_groups(problem) && problem.K <= 2048;
+}
+constexpr bool has_short_rows_of_integers_and_bf16_x(const Problem& problem) {
+  return has_short_rows_of_integers_and_16_bit_x(problem) && problem.x == Dtype::kBF16;
+}
+
 // What others are slow with or refuse, and fma takes as it takes all.
 constexpr bool has_small_groups_in_even_rows(const Problem& problem) {
   return has_small_groups(problem) && !has_odd_rows(problem);
@@ -78,6 +88,9 @@ constexpr bool is_for_dequantize(Index codes, Dtype x) {
   return x != Dtype::kF32 && codes >= Index{1} << 22;
 }
 
+inline constexpr OperandSet kNorm = OperandSet::of(Operand::kNorm);
+inline constexpr OperandSet kEpilogue = OperandSet::of(Operand::kActivation, Operand::kResidual);
+
 inline constexpr Crossover kCrossovers[] = {
     // Against direct: "One and two rows of any format".
     {"fma", 0, 1, 1, 1'000'000},
@@ -86,8 +99,14 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 4, 5 << 20, has_16_bit_x_and_small_groups_and_few_rows},
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, has_integers},
-    // Of tables and float8, whose groups are small. To be tuned.
+    // Of tables and float8: half as many, unless terms are few.
     {"direct", 0, 1, 64, 1 << 19},
+    {"direct", 0, 1, 64, 1 << 20, has_groups_of_64},
+    // Against stream, which takes a microsecond longer with parts: "Parts in direct".
+    {"direct", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_bf16_x, kNorm},
+    {"direct", 0, 1, 16, 1 << 21, has_short_rows_of_integers_and_16_bit_x, kNorm},
+    {"stream", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kNorm},
+    {"direct", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kEpilogue},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
@@ -98,8 +117,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 1, 5 << 20, has_long_or_odd_rows},
     // Against wgmma, mma and mma_any: "Small matrices".
     {"direct", 0, 1, 16, 5 << 20, has_integers},
-    // Of tables and float8, where stream refuses. To be tuned.
-    {"direct", 0, 1, 64, 1 << 20},
+    // Of tables and float8, where stream refuses.
+    {"direct", 0, 1, 64, 5 << 19},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
     // Against mma and mma_any: "Small matrices".
