@@ -25,7 +25,7 @@ class Conversation:
     def __init__(self, of: checkpoints.Model, args):
         self.tokenizer, self.tokens, self.messages = of.tokenizer, args.tokens, []
         sampling = {"temperature": args.temperature or None, "top_p": args.top_p, "seed": args.seed}
-        self.decoder = decode.Decoder(of.params, of.config, **sampling)
+        self.decoder = decode.Decoder(of.params, of.config, steps=args.steps_per_call, **sampling)
 
     def reply(self, text: str):
         """Yields the ids of the answer."""
@@ -35,23 +35,14 @@ class Conversation:
         if len(new) >= self.decoder.room:
             context = self.decoder.config.context
             raise SystemExit(f"chat: the conversation must fit in --context {context} tokens")
-        token = self.timed(new)
-        self.prompt, self.steps = (len(new), self.seconds), []
-        for i in range(self.tokens):
-            if token in self.tokenizer.stops:
-                return
+        self.read, self.times = len(new), [self.clock()]  # and when each token came
+        for token in self.decoder.generate(new, self.tokens, self.tokenizer.stops):
+            self.times.append(self.clock())
             yield token
-            if i + 1 == self.tokens or not self.decoder.room:
-                return
-            token = self.timed([token])
-            self.steps.append(self.seconds)
 
-    def timed(self, tokens: list[int]) -> int:
-        """The token behind these. seconds: what that took, without compiling."""
-        start, compiled = time.perf_counter(), self.decoder.compiling
-        token = self.decoder.next(tokens)
-        self.seconds = time.perf_counter() - start - (self.decoder.compiling - compiled)
-        return token
+    def clock(self) -> float:
+        """Seconds, of which compiling takes none."""
+        return time.perf_counter() - self.decoder.compiling
 
     def answer(self, text: str) -> str:
         """Prints the answer as it comes."""
@@ -61,10 +52,10 @@ class Conversation:
             parts.append(part)
         print()
         self.messages.append({"role": "assistant", "content": "".join(parts)})
-        count, seconds = self.prompt
-        speeds = [f"prompt {count} tokens, {count / seconds:.0f} tokens/s"]
-        if self.steps:
-            speeds.append(f"reply {len(self.steps) / sum(self.steps):.0f} tokens/s")
+        begin, first, *rest = *self.times, self.clock()  # an answer may have no tokens
+        speeds = [f"prompt {self.read} tokens, {self.read / (first - begin):.0f} tokens/s"]
+        if len(rest) > 1:
+            speeds.append(f"reply {(len(rest) - 1) / (rest[-2] - first):.0f} tokens/s")
         if self.decoder.compiling > compiled:
             speeds.append(f"compiled in {self.decoder.compiling - compiled:.1f} s")
         console.print(f"[dim]{'; '.join(speeds)}[/dim]")
@@ -81,7 +72,10 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the most likely token always")
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps-per-call", type=int, default=1, metavar="N", help="tokens from one program")
     args = parser.parse_args()
+    if min(args.tokens, args.steps_per_call) < 1:
+        parser.error("--tokens and --steps-per-call must be at least 1")
 
     start = time.perf_counter()
     try:

@@ -1,7 +1,9 @@
 """Tokens one after another, of any model that model.py runs: the step, and the cache that it fills."""
 
 import functools
+import itertools
 import time
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,10 @@ def linear(x, w, **parts):
     return (gemv if isinstance(w, QuantizedTensor) else model.around(gemv))(x, w, **parts)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+jitted = functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+
+
+@jitted
 def step(params, tokens, count, position, cache, key, temperature, top_p, config):
     """Reads the first `count` of tokens (T,), which start at `position`; the next token (1,), its position, the cache.
 
@@ -29,6 +34,23 @@ def step(params, tokens, count, position, cache, key, temperature, top_p, config
     position = position + count
     token = sample(logits[0], jax.random.fold_in(key, position), temperature, top_p)
     return token.astype(jnp.int32)[None], position, cache
+
+
+def several(step, steps):
+    """`steps` of them as one, in a loop, which gives all their tokens (steps, ...) behind what a step gives."""
+    if steps == 1:
+        return step
+
+    def loop(params, tokens, count, position, cache, key, temperature, top_p, config):
+        def one(state, _):
+            tokens, position, cache = state
+            state = step(params, tokens, count, position, cache, key, temperature, top_p, config)
+            return state, state[0]
+
+        state, written = jax.lax.scan(one, (tokens, position, cache), length=steps)
+        return *state, written
+
+    return loop
 
 
 def sample(logits, key, temperature, top_p):
@@ -46,12 +68,14 @@ def sample(logits, key, temperature, top_p):
 class Decoder:
     """A model and what it has read, whose keys and values are in the cache.
 
-    compiling: the seconds that this took so far.
+    steps: tokens from one call. compiling: the seconds that this took so far.
     """
 
-    def __init__(self, params, config, *, temperature=None, top_p=None, seed=0, size=None):
-        self.params, self.config = params, config
-        self.sampling = jax.random.key(seed), temperature, top_p
+    def __init__(self, params, config, *, temperature=None, top_p=None, seed=0, size=None, steps=1):
+        self.params, self.config, self.steps = params, config, steps
+        # These are on the device from the beginning, so that a step sends nothing there.
+        self.sampling = jax.random.key(seed), *jax.tree.map(jnp.float32, (temperature, top_p))
+        self.one = jnp.int32(1)
         self.size = min(size or FIRST, config.context)
         self.cache = model.empty_cache(params, config, size=self.size)
         self.seen, self.programs, self.compiling = [], {}, 0.0
@@ -69,21 +93,55 @@ class Decoder:
         self.seen = self.seen[:same]
         return same
 
-    def next(self, tokens: list[int]) -> int:
-        """Reads these, at most `room`; the token that follows. Several are padded, so that few lengths are compiled."""
-        position = len(self.seen)
-        count = 1 if len(tokens) == 1 else max(16, 1 << (len(tokens) - 1).bit_length())
+    def generate(self, prompt: list[int], most: int, stops=frozenset()) -> Iterator[int]:
+        """Reads the prompt, at most `room`; yields the tokens that follow, at most `most`, up to one of `stops`.
+
+        A call is under way while the tokens of the one before are read, so that the device does not wait. What it
+        writes behind a stop is not in `seen`, and so the next prompt overwrites it.
+        """
+        most = min(most, self.room - len(prompt) + 1)
+        # pairwise gives a call when it has the next.
+        calls = itertools.pairwise(itertools.chain(self._calls(prompt, most), [None]))
+        tokens = (token for call, _ in calls for token in np.asarray(call).ravel().tolist())
+        read = prompt
+        for token in itertools.islice(tokens, most):
+            self.seen += read
+            if token in stops:
+                return
+            yield token
+            read = [token]
+
+    def _calls(self, prompt: list[int], most: int) -> Iterator[jax.Array | tuple]:
+        """The tokens that each call writes, without waiting for them. A prompt is padded: few lengths to compile."""
+        begin, end = len(self.seen), len(self.seen) + len(prompt)
+        count = 1 if len(prompt) == 1 else max(16, 1 << (len(prompt) - 1).bit_length())
         count = min(count, self.room)
-        while position + count > self.size:  # twice as much, which compiles anew
+        padded = np.array(prompt + [0] * (count - len(prompt)), np.int32)
+        self._make_room(begin + count)
+        token, position, written = self._call(padded, np.int32(len(prompt)), np.int32(begin), 1)
+        yield written
+        for begin in range(end, end + most - 1, self.steps):
+            # A last call may go beyond the context: at its last position, which only a token there reads.
+            self._make_room(min(begin + self.steps, self.config.context))
+            if (1, self.steps, self.size) not in self.programs:
+                yield ()  # so that the call before is read, and not kept back by the compiler
+            token, position, written = self._call(token, self.one, position, self.steps)
+            yield written
+
+    def _make_room(self, end: int):
+        while end > self.size:  # twice as much, which compiles anew
             self.size = min(2 * self.size, self.config.context)
             self.cache = model.grown(self.cache, self.size)
-        padded = np.array(tokens + [0] * (count - len(tokens)), np.int32)
-        where = np.int32(len(tokens)), np.int32(position)
-        args = self.params, padded, *where, self.cache, *self.sampling
-        if (count, self.size) not in self.programs:
+
+    def _call(self, tokens, count, position, steps: int):
+        """What `several` gives, without the cache."""
+        args = self.params, tokens, count, position, self.cache, *self.sampling
+        kind = len(tokens), steps, self.size
+        if kind not in self.programs:
             start = time.perf_counter()
-            self.programs[count, self.size] = step.lower(*args, self.config).compile()
+            self.programs[kind] = jitted(several(step, steps)).lower(*args, self.config).compile()
             self.compiling += time.perf_counter() - start
-        token, _, self.cache = self.programs[count, self.size](*args)
-        self.seen = self.seen + tokens
-        return int(token[0])
+        token, position, self.cache, *all_tokens = self.programs[kind](*args)
+        (written,) = all_tokens or (token,)
+        written.copy_to_host_async()
+        return token, position, written

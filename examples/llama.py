@@ -42,11 +42,7 @@ def in_form(params, scan):
 def generate(params, config, prompt, count, seed, temperature):
     """The `count` bytes that follow prompt (bytes), one at a time."""
     decoder = decode.Decoder(params, config, temperature=temperature, seed=seed, size=config.context)
-    byte = decoder.next(list(prompt))
-    for i in range(count):
-        yield byte
-        if i + 1 < count:
-            byte = decoder.next([byte])
+    return decoder.generate(list(prompt), count)
 
 
 def tokens_per_second(params, config, description, progress, seconds):

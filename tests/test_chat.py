@@ -61,7 +61,8 @@ def test_codes_stay_codes(example, on_cpu, rng, tmp_path):
     np.testing.assert_allclose(y, expected, atol=3e-2 * np.abs(expected).max())
 
 
-def test_conversation(example, on_cpu, rng, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("steps", ["1", "3"])
+def test_conversation(steps, example, on_cpu, rng, tmp_path, monkeypatch, capsys):
     """Two turns, in a cache that grows; what the model has read is the conversation."""
     write(tmp_path / "m.gguf", "llama", rng)
     chat = example("chat")
@@ -69,7 +70,8 @@ def test_conversation(example, on_cpu, rng, tmp_path, monkeypatch, capsys):
     lines, talks, make = iter(["hello", "and you?", ""]), [], chat.Conversation
     monkeypatch.setattr(chat.console, "input", lambda *_: next(lines))
     monkeypatch.setattr(chat, "Conversation", lambda *of: talks.append(make(*of)) or talks[0])
-    monkeypatch.setattr(sys, "argv", ["chat.py", "--model", str(tmp_path / "m.gguf"), "--tokens", "4"])
+    options = ["--model", str(tmp_path / "m.gguf"), "--tokens", "4", "--steps-per-call", steps]
+    monkeypatch.setattr(sys, "argv", ["chat.py", *options])
     chat.main()
     (talk,) = talks
     assert [m["role"] for m in talk.messages] == ["user", "assistant"] * 2
