@@ -114,35 +114,41 @@ def _shard_step(params, tokens, count, position, cache, key, temperature, top_p,
     return token.astype(jnp.int32)[None], position + count, cache
 
 
+def _of_sequences(step):
+    """A step of several, which are at the same position."""
+
+    def each(params, tokens, count, position, cache, key, temperature, top_p, config):
+        def one(tokens, position, cache):
+            return step(params, tokens, count, position, cache, key, temperature, top_p, config)
+
+        return jax.vmap(one, (0, None, 0), (0, None, 0))(tokens, position, cache)
+
+    return each
+
+
 def program(batch: int, steps: int, mesh: Mesh | None = None):
     """decode.step itself, or the same for several sequences, tokens a call or devices."""
     if mesh is None and batch == steps == 1:
         return decode.step
-    step = decode.step if mesh is None else _shard_step
-
-    def several(params, tokens, count, position, cache, key, temperature, top_p, config):
-        def one(tokens, position, cache):
-            return step(params, tokens, count, position, cache, key, temperature, top_p, config)
-
-        each = one if batch == 1 else jax.vmap(one, (0, None, 0), (0, None, 0))
-        state = tokens, position, cache
-        return each(*state) if steps == 1 else jax.lax.fori_loop(0, steps, lambda _, s: each(*s), state)
+    one = decode.step if mesh is None else _shard_step
+    made = decode.several(one if batch == 1 else _of_sequences(one), steps)
+    if mesh is None:
+        return decode.jitted(made)
 
     def over_devices(params, tokens, count, position, cache, key, temperature, top_p, config):
         n = mesh.size
         config = dataclasses.replace(config, n_heads=config.n_heads // n, n_kv_heads=config.n_kv_heads // n)
 
         def here(params, tokens, count, position, cache, key):
-            return several(params, tokens, count, position, cache, key, temperature, top_p, config)
+            return made(params, tokens, count, position, cache, key, temperature, top_p, config)
 
         heads = _cache_spec(batch)
         specs = _specs(params), P(), P(), P(), heads, P()
-        out = P(), P(), heads
+        out = P(), P(), heads, *[P()] * (steps > 1)
         of_devices = jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
         return of_devices(params, tokens, count, position, cache, key)
 
-    made = several if mesh is None else over_devices
-    return jax.jit(made, static_argnames="config", donate_argnames="cache")
+    return decode.jitted(over_devices)
 
 
 def _cache_spec(batch: int) -> P:
@@ -180,7 +186,7 @@ def measure(of: Model, batch: int, context: int, plan: Plan, mesh: Mesh | None =
         nonlocal tokens, cache
         position, start = begin, time.perf_counter()
         for _ in range(calls):
-            tokens, position, cache = compiled(of.params, tokens, one, position, cache, key, None, None)
+            tokens, position, cache, *_ = compiled(of.params, tokens, one, position, cache, key, None, None)
         asked = time.perf_counter() - start
         jax.block_until_ready((tokens, cache))
         return time.perf_counter() - start, asked
