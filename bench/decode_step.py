@@ -127,9 +127,7 @@ def _of_sequences(step):
 
 
 def program(batch: int, steps: int, mesh: Mesh | None = None):
-    """decode.step itself, or the same for several sequences, tokens a call or devices."""
-    if mesh is None and batch == steps == 1:
-        return decode.step
+    """decode.step, of one or several sequences, tokens a call and devices."""
     one = decode.step if mesh is None else _shard_step
     made = decode.several(one if batch == 1 else _of_sequences(one), steps)
     if mesh is None:
@@ -144,7 +142,7 @@ def program(batch: int, steps: int, mesh: Mesh | None = None):
 
         heads = _cache_spec(batch)
         specs = _specs(params), P(), P(), P(), heads, P()
-        out = P(), P(), heads, *[P()] * (steps > 1)
+        out = P(), P(), heads, P()
         of_devices = jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
         return of_devices(params, tokens, count, position, cache, key)
 
@@ -184,9 +182,10 @@ def measure(of: Model, batch: int, context: int, plan: Plan, mesh: Mesh | None =
     def run(calls: int) -> tuple[float, float]:
         """Seconds until the tokens were there, and until all was asked for."""
         nonlocal tokens, cache
-        position, start = begin, time.perf_counter()
+        position = jax.block_until_ready(jnp.copy(begin))  # as a call takes its buffer
+        start = time.perf_counter()
         for _ in range(calls):
-            tokens, position, cache, *_ = compiled(of.params, tokens, one, position, cache, key, None, None)
+            tokens, position, cache, _ = compiled(of.params, tokens, one, position, cache, key, None, None)
         asked = time.perf_counter() - start
         jax.block_until_ready((tokens, cache))
         return time.perf_counter() - start, asked

@@ -1,6 +1,5 @@
 """Tokens one after another, of any model that model.py runs: the step, and the cache that it fills."""
 
-import functools
 import itertools
 import time
 from collections.abc import Iterator
@@ -20,10 +19,6 @@ def linear(x, w, **parts):
     return (gemv if isinstance(w, QuantizedTensor) else model.around(gemv))(x, w, **parts)
 
 
-jitted = functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
-
-
-@jitted
 def step(params, tokens, count, position, cache, key, temperature, top_p, config):
     """Reads the first `count` of tokens (T,), which start at `position`; the next token (1,), its position, the cache.
 
@@ -37,9 +32,7 @@ def step(params, tokens, count, position, cache, key, temperature, top_p, config
 
 
 def several(step, steps):
-    """`steps` of them as one, in a loop, which gives all their tokens (steps, ...) behind what a step gives."""
-    if steps == 1:
-        return step
+    """`steps` of them as one, in a loop: what a step gives, and behind it all their tokens (steps, ...), to be read."""
 
     def loop(params, tokens, count, position, cache, key, temperature, top_p, config):
         def one(state, _):
@@ -47,10 +40,23 @@ def several(step, steps):
             state = step(params, tokens, count, position, cache, key, temperature, top_p, config)
             return state, state[0]
 
-        state, written = jax.lax.scan(one, (tokens, position, cache), length=steps)
+        state = tokens, position, cache
+        if steps == 1:  # which may be a prompt
+            state, token = one(state, None)
+            return *state, token[None]
+        state, written = jax.lax.scan(one, state, length=steps)
         return *state, written
 
     return loop
+
+
+def jitted(loop, prompt=False):
+    """Compiles a `loop` of `several`. It takes its buffers from the caller, and so writes what it gives where that was.
+
+    For where no address changes, XLA submits the CUDA graph of the call before as it is. A prompt's tokens do not fit.
+    """
+    state = ("position", "cache") if prompt else ("tokens", "position", "cache")
+    return jax.jit(loop, static_argnames="config", donate_argnames=state)
 
 
 def sample(logits, key, temperature, top_p):
@@ -139,9 +145,9 @@ class Decoder:
         kind = len(tokens), steps, self.size
         if kind not in self.programs:
             start = time.perf_counter()
-            self.programs[kind] = jitted(several(step, steps)).lower(*args, self.config).compile()
+            loop = jitted(several(step, steps), prompt=len(tokens) > 1)
+            self.programs[kind] = loop.lower(*args, self.config).compile()
             self.compiling += time.perf_counter() - start
-        token, position, self.cache, *all_tokens = self.programs[kind](*args)
-        (written,) = all_tokens or (token,)
+        token, position, self.cache, written = self.programs[kind](*args)
         written.copy_to_host_async()
         return token, position, written

@@ -22,12 +22,14 @@ def made(example, on_cpu, monkeypatch):
     leaves = [jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves)]
     params = jax.tree.unflatten(structure, leaves)
 
+    step = jax.jit(decode.step, static_argnames="config")
+
     def expected(prompt, most, *sampling):
         cache = model.empty_cache(params, config, size=64)
         tokens, position, written = jnp.asarray(prompt), jnp.int32(0), []
         for _ in range(most):
             state = jnp.int32(len(tokens)), position, cache, jax.random.key(0), *(sampling or (None, None))
-            tokens, position, cache = decode.step(params, tokens, *state, config)
+            tokens, position, cache = step(params, tokens, *state, config)
             written.append(int(tokens[0]))
         return written
 
