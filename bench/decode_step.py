@@ -126,12 +126,12 @@ def _of_sequences(step):
     return each
 
 
-def program(batch: int, steps: int, mesh: Mesh | None = None):
+def program(params, batch: int, steps: int, mesh: Mesh | None = None):
     """decode.step, of one or several sequences, tokens a call and devices."""
     one = decode.step if mesh is None else _shard_step
     made = decode.several(one if batch == 1 else _of_sequences(one), steps)
     if mesh is None:
-        return decode.jitted(made)
+        return decode.jitted(made, params)
 
     def over_devices(params, tokens, count, position, cache, key, temperature, top_p, config):
         n = mesh.size
@@ -146,7 +146,7 @@ def program(batch: int, steps: int, mesh: Mesh | None = None):
         of_devices = jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
         return of_devices(params, tokens, count, position, cache, key)
 
-    return decode.jitted(over_devices)
+    return decode.jitted(over_devices, params)
 
 
 def _cache_spec(batch: int) -> P:
@@ -173,9 +173,9 @@ def measure(of: Model, batch: int, context: int, plan: Plan, mesh: Mesh | None =
     if mesh is not None:
         tokens, begin, one, key = jax.device_put((tokens, begin, one, key), NamedSharding(mesh, P()))
     start = time.perf_counter()
-    lowered = program(batch, plan.steps, mesh).lower(
-        of.params, tokens, one, begin, cache, key, None, None, of.config
-    )
+    arrays = jax.tree.leaves(of.params)
+    loop = program(of.params, batch, plan.steps, mesh)
+    lowered = loop.lower(arrays, tokens, one, begin, cache, key, None, None, of.config)
     compiled = lowered.compile()
     compile_s = time.perf_counter() - start
 
@@ -185,7 +185,7 @@ def measure(of: Model, batch: int, context: int, plan: Plan, mesh: Mesh | None =
         position = jax.block_until_ready(jnp.copy(begin))  # as a call takes its buffer
         start = time.perf_counter()
         for _ in range(calls):
-            tokens, position, cache, _ = compiled(of.params, tokens, one, position, cache, key, None, None)
+            tokens, position, cache, _ = compiled(arrays, tokens, one, position, cache, key, None, None)
         asked = time.perf_counter() - start
         jax.block_until_ready((tokens, cache))
         return time.perf_counter() - start, asked

@@ -50,13 +50,20 @@ def several(step, steps):
     return loop
 
 
-def jitted(loop, prompt=False):
-    """Compiles a `loop` of `several`. It takes its buffers from the caller, and so writes what it gives where that was.
+def jitted(loop, params, prompt=False):
+    """Compiles a `loop` of `several`, for the arrays of params in a list: to find them in there takes the host longer.
 
-    For where no address changes, XLA submits the CUDA graph of the call before as it is. A prompt's tokens do not fit.
+    It takes its buffers from the caller, and so writes what it gives where that was: where no address changes, XLA
+    submits the CUDA graph of the call before as it is. A prompt's tokens do not fit.
     """
+    structure = jax.tree.structure(params)
+
+    def of_arrays(arrays, tokens, count, position, cache, key, temperature, top_p, config):
+        params = jax.tree.unflatten(structure, arrays)
+        return loop(params, tokens, count, position, cache, key, temperature, top_p, config)
+
     state = ("position", "cache") if prompt else ("tokens", "position", "cache")
-    return jax.jit(loop, static_argnames="config", donate_argnames=state)
+    return jax.jit(of_arrays, static_argnames="config", donate_argnames=state)
 
 
 def sample(logits, key, temperature, top_p):
@@ -79,6 +86,7 @@ class Decoder:
 
     def __init__(self, params, config, *, temperature=None, top_p=None, seed=0, size=None, steps=1):
         self.params, self.config, self.steps = params, config, steps
+        self.arrays = jax.tree.leaves(params)
         # These are on the device from the beginning, so that a step sends nothing there.
         self.sampling = jax.random.key(seed), *jax.tree.map(jnp.float32, (temperature, top_p))
         self.one = jnp.int32(1)
@@ -141,11 +149,11 @@ class Decoder:
 
     def _call(self, tokens, count, position, steps: int):
         """What `several` gives, without the cache."""
-        args = self.params, tokens, count, position, self.cache, *self.sampling
+        args = self.arrays, tokens, count, position, self.cache, *self.sampling
         kind = len(tokens), steps, self.size
         if kind not in self.programs:
             start = time.perf_counter()
-            loop = jitted(several(step, steps), prompt=len(tokens) > 1)
+            loop = jitted(several(step, steps), self.params, prompt=len(tokens) > 1)
             self.programs[kind] = loop.lower(*args, self.config).compile()
             self.compiling += time.perf_counter() - start
         token, position, self.cache, written = self.programs[kind](*args)

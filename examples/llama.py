@@ -49,10 +49,11 @@ def tokens_per_second(params, config, description, progress, seconds):
     """Decodes from an empty cache for about `seconds` (after compiling) and times it."""
     task = progress.add_task(f"{description}: compiling", total=None)
     state = jnp.zeros(1, jnp.int32), jnp.int32(0), model.empty_cache(params, config)
-    one, key = jnp.int32(1), jax.random.key(0)
+    loop, arrays = decode.jitted(decode.several(decode.step, 1), params), jax.tree.leaves(params)
+    one, key, temperature = jnp.int32(1), jax.random.key(0), jnp.float32(1)
 
     def step(token, position, cache):
-        return decode.step(params, token, one, position, cache, key, 1.0, None, config)
+        return loop(arrays, token, one, position, cache, key, temperature, None, config)[:3]
 
     for _ in range(3):  # compiles; warms up; and tells how long a step takes
         start = time.perf_counter()

@@ -13,6 +13,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import one_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +77,11 @@ def rotation(positions, theta, head_dim, factors=1.0):
 
 
 def rope(x, turn, interleaved=False):
-    """Rotates the pairs (i, i + D/2), or (2i, 2i + 1), of x (T, heads, D)."""
+    """Rotates the pairs (i, i + D/2) of x (T, heads, D); or (2i, 2i + 1), which then stand as (i, i + D/2)."""
     (cos, sin), half = turn, x.shape[-1] // 2
     x32 = x.astype(jnp.float32)
     a, b = (x32[..., 0::2], x32[..., 1::2]) if interleaved else (x32[..., :half], x32[..., half:])
-    turned = a * cos - b * sin, b * cos + a * sin
-    turned = jnp.stack(turned, axis=-1).reshape(x.shape) if interleaved else jnp.concatenate(turned, axis=-1)
-    return turned.astype(x.dtype)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def attend(q, k, v, positions, window=0, scalar=0.0):
@@ -113,20 +112,34 @@ def heads_of(x, layer, config, linear, **norm):
     return y.reshape(len(x), -1, config.head_dim)
 
 
-def attention(x, layer, cache, positions, turn, config, linear, window=0):
-    """x (T, d_model) -> the heads' (T, heads * D), and the keys and values (kv_heads, S, D) seen so far."""
-    norm = {"norm": layer["attention_norm"], "eps": config.eps}
-    y, heads = heads_of(x, layer, config, linear, **norm), config.n_heads
-    qk, v = y[:, : heads + config.n_kv_heads], y[:, heads + config.n_kv_heads :]
-    if "q_norm" in layer:
-        counts = ("q_norm", heads), ("k_norm", config.n_kv_heads)
-        qk = rms_norm(qk, jnp.concatenate([jnp.tile(layer[name], (n, 1)) for name, n in counts]), config.eps)
+def attend_all(y, norms, cache, positions, turn, config, window=0):
+    """Queries, keys and values y (T, heads + 2 kv_heads, D) -> the heads' (T, heads * D), and all keys and values.
+
+    norms: of q and of k, or none.
+    """
+    heads, kv_heads = config.n_heads, config.n_kv_heads
+    qk, v = y[:, : heads + kv_heads], y[:, heads + kv_heads :]
+    if norms:
+        each = [jnp.tile(norm, (n, 1)) for norm, n in zip(norms, (heads, kv_heads), strict=True)]
+        qk = rms_norm(qk, jnp.concatenate(each), config.eps)
     qk = rope(qk, turn, config.rope_interleaved)
     q, k, v = qk[:, :heads], qk[:, heads:].swapaxes(0, 1), v.swapaxes(0, 1)
     if cache is not None:
         at = (0, positions[0], 0)
         k, v = (jax.lax.dynamic_update_slice(old, new, at) for old, new in zip(cache, (k, v), strict=True))
     return attend(q, k, v, positions, window, config.query_scalar), (k, v)
+
+
+def attention(x, layer, cache, positions, turn, config, linear, window=0):
+    """x (T, d_model) -> the heads' (T, heads * D), and the keys and values (kv_heads, S, D) seen so far."""
+    norm = {"norm": layer["attention_norm"], "eps": config.eps}
+    y = heads_of(x, layer, config, linear, **norm)
+    norms = (layer["q_norm"], layer["k_norm"]) if "q_norm" in layer else ()
+    of_all = functools.partial(attend_all, config=config, window=window)
+    if cache is None or len(x) > 1 or not one_token.takes(cache):
+        return of_all(y, norms, cache, positions, turn)
+    of_one = functools.partial(one_token.attend, config=config, window=window)
+    return jax.lax.platform_dependent(y, norms, cache, positions, turn, cuda=of_one, default=of_all)
 
 
 def feed_forward(x, layer, config, linear):

@@ -122,13 +122,12 @@ def _tokens(of, batch, steps, mesh):
         jnp.int32(0),
         cache,
     )
-    program, written = decode_step.program(batch, steps, mesh), []
+    program, written = decode_step.program(of.params, batch, steps, mesh), []
+    arrays = jax.tree.leaves(of.params)
     for _ in range(8 // steps):
         tokens, position, cache = state[:3]
-        state = program(
-            of.params, tokens, jnp.int32(1), position, cache, jax.random.key(0), None, None, of.config
-        )
-        written += list(np.asarray(state[-1] if steps > 1 else state[0]).reshape(-1, batch))
+        state = program(arrays, tokens, jnp.int32(1), position, cache, jax.random.key(0), None, None, of.config)
+        written += list(np.asarray(state[-1]).reshape(-1, batch))
     return written
 
 
