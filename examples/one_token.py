@@ -26,7 +26,7 @@ def attend(y, norms, cache, positions, turn, config, window=0, interpret=False):
     kv_heads, size, width = cache[0].shape
     # Tuned on an H200, heads of 64 and 128: by sums up to 1024 positions, by tensor cores above.
     rows = 1 if size <= 1024 else max(TILE, pl.next_power_of_2(config.n_heads // kv_heads))
-    block, warps = (max(1, 16384 // width), 8) if rows == 1 else (128, 4)
+    block, warps = (min(256, 32768 // width), 8) if rows == 1 else (128, 4)
     programs = config.n_heads if rows == 1 else kv_heads
     splits = max(1, min(size // 256, 128 // programs))
     parts, weights, *cache = pl.pallas_call(

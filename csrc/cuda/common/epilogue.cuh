@@ -24,9 +24,20 @@ JAXGEMV_HD Output output_of(const Problem& problem, const Operands& operands) {
   return {operands.y, problem.y, problem.activation, operands.bias, operands.residual};
 }
 
+// What stands beside a sum, as bits, so that nothing waits for it before it is needed. Zeros where
+// there is none.
+__device__ __forceinline__ uint32_t bias_bits(const Output& output, Index s, Index n) {
+  const Param& bias = output.bias;
+  return bias.data != nullptr ? load_bits(bias.data, bias.dtype, offset_of(bias, s, n, 0)) : 0;
+}
+__device__ __forceinline__ uint32_t residual_bits(const Output& output, Index at) {
+  const Param& residual = output.residual;
+  return residual.data != nullptr ? load_bits(residual.data, residual.dtype, at) : 0;
+}
+
 // The bias of row n of the weights; NaN for an index that is out of range.
 __device__ __forceinline__ float bias_of(const Output& output, bool exists, Index s, Index n) {
-  return !exists ? NAN : output.bias.data != nullptr ? load(output.bias, s, n, 0) : 0.f;
+  return exists ? float_of_bits(bias_bits(output, s, n), output.bias.dtype) : NAN;
 }
 
 // Of a gated one, the function of its first half.
@@ -45,8 +56,7 @@ __device__ __forceinline__ float activate(Activation activation, float v) {
 }
 
 __device__ __forceinline__ float residual_of(const Output& output, Index at) {
-  const Param& residual = output.residual;
-  return residual.data != nullptr ? load(residual.data, residual.dtype, at) : 0.f;
+  return float_of_bits(residual_bits(output, at), output.residual.dtype);
 }
 
 // y[at] from the sum; `up`: of a gated activation, the sum of the second half.

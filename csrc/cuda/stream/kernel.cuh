@@ -42,7 +42,7 @@ struct SpanShape {
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
-    if (kRows <= 2) return {kPlain ? 12 : 8, 16, 16};
+    if (kRows <= 2) return {kPlain ? 12 : 8, kPlain ? 16 : 12, 16};
     if (kBits != 4 || kTwice) return {8, 8, 8};
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain ? 12 : 8};
   }
@@ -203,22 +203,21 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
       const bool has_second = Span::kRowsAColumn > 1 && m + 1 < m0 + M;
       return Result{tile, column, n, is_mine, at, has_second ? at + width : at};
     };
-    // What stands beside the sums, of which the first are asked for before the weights.
+    // What stands beside the sums, of which the first are asked for behind the first weights.
     struct Beside {
-      float bias, residual[2];
+      uint32_t bias, residual[2];
     };
     const auto beside = [&](const Result& result) {
-      Beside by{bias_of(params.output, exists, s, result.n), {}};
+      Beside by{exists ? bias_bits(params.output, s, result.n) : 0, {}};
       if constexpr (kParts != Parts::kNone)
         if (result.is_mine) {
-          by.residual[0] = residual_of(params.output, result.at);
+          by.residual[0] = residual_bits(params.output, result.at);
           if constexpr (Span::kRowsAColumn > 1)
-            by.residual[1] = residual_of(params.output, result.second);
+            by.residual[1] = residual_bits(params.output, result.second);
         }
       return by;
     };
     Beside early{};
-    if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
     float2 term{};
     if (exists) {
       if (kTermsEarly && first_i < tiles * columns)
@@ -226,6 +225,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
+      if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
       for (int slice = 0; slice < params.slices; ++slice) {
         if (params.slices > 1 || block == 0) {
           // It came with the first tile of the slice before.
@@ -291,8 +291,9 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
         sum.x *= norm_factor(squares.x, params.K, params.eps);
         sum.y *= norm_factor(squares.y, params.K, params.eps);
       }
-      const Beside by = kBesideEarly && i == first_i ? early : beside(result);
-      sum.x += by.bias, sum.y += by.bias;
+      const Beside by = kBesideEarly && exists && i == first_i ? early : beside(result);
+      const float bias = exists ? float_of_bits(by.bias, params.output.bias.dtype) : NAN;
+      sum.x += bias, sum.y += bias;
       float2 up{1, 1};
       if constexpr (kParts != Parts::kNone)
         if (is_gated(params.output.activation)) {
@@ -300,9 +301,12 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
           up = {__shfl_xor_sync(both, sum.x, 8), __shfl_xor_sync(both, sum.y, 8)};
         }
       if (!result.is_mine) continue;
-      finish<kParts>(params.output, result.at, sum.x, up.x, by.residual[0]);
+      const auto residual = [&](int m) {
+        return float_of_bits(by.residual[m], params.output.residual.dtype);
+      };
+      finish<kParts>(params.output, result.at, sum.x, up.x, residual(0));
       if (Span::kRowsAColumn > 1 && result.second != result.at)
-        finish<kParts>(params.output, result.second, sum.y, up.y, by.residual[1]);
+        finish<kParts>(params.output, result.second, sum.y, up.y, residual(1));
     }
     if (block + tiles < params.tiles) __syncthreads();
   }

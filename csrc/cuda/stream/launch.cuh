@@ -103,18 +103,16 @@ struct Stream {
     return {};
   }
 
-  // Few rows have one kernel for all parts, many have one more for the norm; other formats than
-  // integers have none.
+  // Other formats than integers have no parts. Scales of one byte are part of those that have some.
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
     if constexpr (kHasShift) {
-      if (operands.norm.data != nullptr && problem.M > 2)
-        return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
-      const bool is_plain = problem.activation == Activation::kNone &&
-                            operands.residual.data == nullptr && operands.norm.data == nullptr &&
-                            is_wide(operands.scale.dtype);
-      if (!is_plain) return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+      if (operands.norm.data != nullptr)
+        return run_rows<kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
+      if (problem.activation != Activation::kNone || operands.residual.data != nullptr ||
+          !is_wide(operands.scale.dtype))
+        return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
     }
     return run_rows<kScales, kLaneWords, Parts::kNone>(call);
   }
@@ -123,17 +121,20 @@ struct Stream {
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
     if constexpr (kHasBytes) {
-      constexpr Parts kFew = kParts == Parts::kNone ? kParts : Parts::kNormAndEpilogue;
       // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
-      if (M == 1) return launch<kOne, kScales, kLaneWords, kFew>(call);
+      if (M == 1) return launch<kOne, kScales, kLaneWords, kParts>(call);
       if constexpr (!kHalves)
-        if (M == 2) return launch<2, kScales, kLaneWords, kFew>(call);
+        if (M == 2) return launch<2, kScales, kLaneWords, kParts>(call);
       if constexpr (kHalves) return launch<8, kScales, kLaneWords, kParts>(call);
     }
-    if (M <= 8 || max_rows(kLaneWords) == 8) return launch<8, kScales, kLaneWords, kParts>(call);
-    return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
+    if constexpr (kParts == Parts::kNormAndEpilogue)
+      return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, kParts>(call);
+    else if (M <= 8 || max_rows(kLaneWords) == 8)
+      return launch<8, kScales, kLaneWords, kParts>(call);
+    else
+      return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
   }
 
   template <int kRows, Scales kScales, int kLaneWords, Parts kParts>
