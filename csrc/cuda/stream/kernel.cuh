@@ -17,6 +17,7 @@
 #include <cmath>
 
 #include "pipeline.cuh"
+#include "scaled.cuh"
 #include "x_fp16.cuh"
 #include "x_int8.cuh"
 #include "x_normed.cuh"
@@ -49,16 +50,22 @@ struct SpanShape {
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
 };
 
-// x in registers: one or two rows as bytes, more as fp16.
+// x in registers: one or two rows as bytes, more as fp16, and all where codes take scales with them.
+template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
+          int kLaneWords, Parts kParts>
+using IntegerOrFp16 =
+    std::conditional_t<kRows <= 2,
+                       XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords,
+                             kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
+                       std::conditional_t<kParts == Parts::kNormAndEpilogue,
+                                          XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
+                                          XFp16<Codes<kFormat, kBits, __half>, X, kRows, kSpanBytes,
+                                                kLaneWords, kScales == Scales::kByHalf>>>;
 template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
           int kLaneWords, Parts kParts>
 using Span = std::conditional_t<
-    kRows <= 2,
-    XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts == Parts::kNormAndEpilogue,
-          kScales == Scales::kByHalf>,
-    std::conditional_t<
-        kParts == Parts::kNormAndEpilogue, XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
-        XFp16<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>>;
+    go_into_operand(kScales), XFp16<ScaledCodes, X, kRows, kSpanBytes, kLaneWords, false>,
+    IntegerOrFp16<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
 template <Scales kScales, int kSpanBytes, int kLaneWords, typename Term, typename Span>
@@ -159,7 +166,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
             column_size = sum_row + 4;
   const int partial_size = columns * column_size;
   Span xs;
-  if (exists) xs.codes = {params.codebook, s};
+  if (exists && !go_into_operand(kScales)) xs.codes = {params.codebook, s};
 
   for (int block = 0; block < params.tiles; block += params.block_tiles) {
     const int tiles = min(params.block_tiles, params.tiles - block);
@@ -223,9 +230,11 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
     if (exists) {
       if (kTermsEarly && first_i < tiles * columns)
         term = row_term(row_of(first_i / columns) + lane % 16 + tiling.extra(lane % 16));
+      if constexpr (go_into_operand(kScales)) xs.codes = {params.codebook, s};
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
+      if constexpr (go_into_operand(kScales)) xs.codes.settle(params.codebook.dtype);
       for (int slice = 0; slice < params.slices; ++slice) {
         if (params.slices > 1 || block == 0) {
           // It came with the first tile of the slice before.
@@ -258,11 +267,24 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
           wait_copies<kStages - 1>();
           __syncwarp();
           const uint8_t* const weights = ring + copies.stage;
-          if constexpr (kByBlock)
-            make_terms<kScales, kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes,
-                                                      xs.codes, terms);
+          const uint8_t* const scales = weights + Copies::kWeightBytes;
           float y[Span::kResults] = {};
-          multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          if constexpr (go_into_operand(kScales)) {
+            const int blocks = ceil_div(params.K - first_k(slice), Span::kSpanK / Span::kBlocks);
+            const auto with = [&](const auto& decoder) {
+              multiply_scaled<kScales, kSpanBytes, kLaneWords>(decoder, weights, scales, blocks, xs,
+                                                               y);
+            };
+            if (xs.codes.is_e2m1())
+              with(E2M1Decoder{});
+            else
+#pragma unroll 1
+              for (int plane = 0; plane < 2; ++plane) with(xs.codes.plane(plane));
+          } else {
+            if constexpr (kByBlock)
+              make_terms<kScales, kBits, Span::kBlocks>(params, scales, xs.codes, terms);
+            multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          }
           __syncwarp();
           xs.add(to, column_size, M, slice > 0, y, true);
         }

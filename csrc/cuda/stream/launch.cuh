@@ -37,8 +37,14 @@ struct Stream {
       return run_parts<Scales::kByBlock, kLaneWords>(call);
     };
     const int lane_words = call.found.lane_words;
-    if constexpr (kIsTable)
-      if (call.found.group_log < 0) return run_parts<Scales::kByHalf, 1>(call);
+    if constexpr (kIsTable) {
+      const Dtype scale = operands.scale.dtype;
+      const bool has_halves = call.found.group_log < 0;
+      if (scale == Dtype::kE8M0 && problem.group == 32 && lane_words > 0)
+        return run_parts<Scales::kE8M0, 4>(call);
+      if (scale == Dtype::kE4M3 && has_halves) return run_parts<Scales::kE4M3, 4>(call);
+      if (has_halves) return run_parts<Scales::kByHalf, 1>(call);
+    }
     if (lane_words == 0) return run_parts<Scales::kByRow, 4>(call);
     if constexpr (kBits < 8)
       if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
@@ -122,7 +128,7 @@ struct Stream {
   template <Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
-    if constexpr (kHasBytes) {
+    if constexpr (kHasBytes && !stream::go_into_operand(kScales)) {
       constexpr Parts kFew = kParts == Parts::kNone ? kParts : Parts::kNormAndEpilogue;
       // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
