@@ -27,7 +27,7 @@ namespace jaxgemv::cuda {
 namespace stream {
 
 // A warp's span of a row, and how many warps have registers enough for their x.
-template <Format kFormat, int kBits, int kRows, int kLaneWords, Parts kParts>
+template <Format kFormat, int kBits, int kRows, Scales kScales, int kLaneWords, Parts kParts>
 struct SpanShape {
   // Many rows of x with a norm have twice the operands.
   static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
@@ -40,6 +40,7 @@ struct SpanShape {
   // architecture. Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
+    if (go_into_operand(kScales)) return kRows == 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
@@ -48,6 +49,9 @@ struct SpanShape {
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
+  // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
+  // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
+  static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
 };
 
 // x in registers: one or two rows as bytes, more as fp16, and all where codes take scales with them.
@@ -102,15 +106,16 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* ter
 // kMTiles: the rows of x may be more than kRows.
 template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
           int kLaneWords, Parts kParts>
-__global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>::kMaxWarps *
-                                      32,
-                                  1) gemv_stream(const Params params) {
-  using Shape = SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>;
+__global__ void __launch_bounds__(
+    SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>::kMaxWarps * 32, 1)
+    gemv_stream(const Params params) {
+  using Shape = SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
   constexpr int kSpanBytes = Shape::kSpanBytes;
   constexpr bool kHasShift = kFormat == Format::kAffine;
   using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
-  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts>;
-  using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks>;
+  constexpr int kStages = Shape::kStages;
+  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts, kStages>;
+  using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks, kStages>;
   // Others than integers have a factor for all shifts, which is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
@@ -262,6 +267,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
             for (int i = 0; i < Span::kBlocks; ++i) sums[e] += xs.sum_of(e, i);
           xs.add(to + sum_row, column_size, M, slice > 0, sums, false);
         }
+        Window window;
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
           wait_copies<kStages - 1>();
@@ -272,8 +278,8 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
           if constexpr (go_into_operand(kScales)) {
             const int blocks = ceil_div(params.K - first_k(slice), Span::kSpanK / Span::kBlocks);
             const auto with = [&](const auto& decoder) {
-              multiply_scaled<kScales, kSpanBytes, kLaneWords>(decoder, weights, scales, blocks, xs,
-                                                               y);
+              multiply_scaled<kScales, kSpanBytes, kLaneWords>(decoder, weights, scales, blocks,
+                                                               window, xs, y);
             };
             if (xs.codes.is_e2m1())
               with(E2M1Decoder{});

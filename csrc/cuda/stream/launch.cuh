@@ -99,7 +99,8 @@ struct Stream {
       if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
       const Index blocks =
-          stream::SpanShape<kFormat, kBits, 8, 4, Parts::kNone>::kSpanBytes / (16 * lane_words);
+          stream::SpanShape<kFormat, kBits, 8, Scales::kByRow, 4, Parts::kNone>::kSpanBytes /
+          (16 * lane_words);
       // The scales of a span are whole words: of 16 bits two groups or more.
       for (int log = 0; (blocks >> log) * size_of(scale.dtype) >= 4; ++log)
         if (problem.group == block << log)
@@ -136,18 +137,19 @@ struct Stream {
       if (M == 1) return launch<kOne, kScales, kLaneWords, kFew>(call);
       if constexpr (!kHalves)
         if (M == 2) return launch<2, kScales, kLaneWords, kFew>(call);
-      if constexpr (kHalves) return launch<8, kScales, kLaneWords, kParts>(call);
     }
-    if (M <= 8 || max_rows(kLaneWords) == 8) return launch<8, kScales, kLaneWords, kParts>(call);
-    return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
+    constexpr int kMost = kScales == Scales::kByHalf ? 8 : max_rows(kLaneWords);
+    if (M <= 8 || kMost == 8) return launch<8, kScales, kLaneWords, kParts>(call);
+    return launch<kMost, kScales, kLaneWords, kParts>(call);
   }
 
   template <int kRows, Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t launch(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    using Shape = stream::SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>;
+    using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
-    constexpr int kRingBytes = stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
+    constexpr int kRingBytes =
+        stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks, Shape::kStages>::kBytes;
     using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
     constexpr bool kMTiles =
         kParts == Parts::kNormAndEpilogue

@@ -9,10 +9,6 @@
 namespace jaxgemv::cuda::stream {
 
 constexpr int kTileN = 16;
-// Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait
-// longer (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md).
-constexpr int kStages = 2;
-
 // How scale and shift lie: one for each row of the weights; or 16-bit ones for each group of a
 // power of two of blocks, in pairs aligned to 4 bytes; or scales alone for each half of a block. Or those of
 // tables that go into the operand: e8m0 for each 32 codes, e4m3 for each 16.
@@ -71,7 +67,7 @@ struct Tiling {
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
-template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts>
+template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts, int kStages>
 struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
@@ -179,10 +175,11 @@ struct Pipeline {
 
 // Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
 // staged of x, and then their partial sums.
-template <int kBits, Scales kScales, int kSpanBytes, int kBlocks>
+template <int kBits, Scales kScales, int kSpanBytes, int kBlocks, int kStages>
 struct WarpMemory {
   static constexpr int kTerms =
-      kStages * Pipeline<Format::kAffine, kScales, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
+      kStages *
+      Pipeline<Format::kAffine, kScales, kSpanBytes, kBlocks, Parts::kNone, kStages>::kBytes;
   static constexpr bool kHasTerms = kScales != Scales::kByRow && !go_into_operand(kScales);
   static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * kBlocks * 8 : 0);
 };

@@ -7,19 +7,24 @@
 namespace jaxgemv::cuda::stream {
 
 // The scales of a tile's rows g and g + 8 that meet the codes of lane t: its share of a block is 32 codes.
-//   begin()     whether there is anything to multiply
+//   begin(), end()  of a pass over the tile's codes; end() says whether it was the last
 //   scale(r, i, j)  what the codes of word j of block i in row g + 8 r are multiplied with
-//   factor()    what the sums are worth
+//   factor()        what the sums are worth
 template <Scales kScales, typename Decoder, int kBlocks>
 struct OperandScales;
+
+// Of powers of two, what is kept from tile to tile: the least of those that are exact, what all are by.
+struct Window {
+  int least = 1 << 16;
+  float factor = 0;
+};
 
 // e4m3 for 16 codes.
 template <typename Decoder, int kBlocks>
 struct OperandScales<Scales::kE4M3, Decoder, kBlocks> {
-  static constexpr bool kInPasses = false;
   __half2 pairs[2][kBlocks];
 
-  __device__ __forceinline__ OperandScales(const uint8_t* of_tile, int) {
+  __device__ __forceinline__ OperandScales(const uint8_t* of_tile, int, Window&) {
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -41,18 +46,19 @@ struct OperandScales<Scales::kE4M3, Decoder, kBlocks> {
   static __device__ __forceinline__ float factor() { return 1 / Decoder::kE4M3; }
 };
 
-// e8m0 for 32 codes: powers of two by the largest of the tile, in passes. The first has the largest and
-// those that are exact beside it, which is nearly always all.
+// e8m0 for 32 codes: powers of two by that of a window, within which all are exact, in passes. A tile
+// nearly always lies in the window of the one before it, and in one of its own.
 template <typename Decoder, int kBlocks>
 struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   static constexpr int kDone = -512, kNan = 255;
   int left[2][kBlocks];  // exponents
   uint32_t powers[2][kBlocks];
-  int top;
+  Window& window;
   bool last;
 
   // blocks: of the span that lie within the row.
-  __device__ __forceinline__ OperandScales(const uint8_t* of_tile, int blocks) {
+  __device__ __forceinline__ OperandScales(const uint8_t* of_tile, int blocks, Window& window)
+      : window(window) {
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -63,33 +69,22 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   }
 
   __device__ __forceinline__ void begin() {
-    int least = left[0][0];
-    top = least;
-#pragma unroll
-    for (int i = 1; i < 2 * kBlocks; ++i) {
-      top = max(top, left[i / kBlocks][i % kBlocks]);
-      least = min(least, left[i / kBlocks][i % kBlocks]);
-    }
-    top = __reduce_max_sync(~0u, top);
-    last = __all_sync(~0u, least > top - Decoder::kSpread && top < kNan);
-    top = min(top, kNan - 1);
-    constexpr uint32_t kExponent = 0x04000400;  // of two fp16
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-        powers[r][i] = static_cast<uint32_t>(left[r][i] + (Decoder::kTop + 15 - top)) * kExponent;
+    last = make_powers();
     if (last) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-        if (left[r][i] == kNan)
-          powers[r][i] = 0x7e007e00;
-        else if (left[r][i] <= top - Decoder::kSpread)
-          powers[r][i] = 0;
+    int top = kDone;
+    each([&](int exponent, uint32_t&) { top = max(top, exponent); });
+    top = min(__reduce_max_sync(~0u, top), kNan - 1);
+    window.least = top - Decoder::kSpread + 1;
+    window.factor = __uint_as_float(bits_of_e8m0(static_cast<uint32_t>(top))) /
+                    static_cast<float>(1 << Decoder::kTop);
+    last = make_powers();
+    each([&](int exponent, uint32_t& power) {
+      if (exponent == kNan)
+        power = 0x7e007e00;
+      else if (exponent < window.least)
+        power = 0;
+    });
   }
-  // Whether that was all.
   __device__ __forceinline__ bool end() {
     if (last) return true;
     bool any = false;
@@ -97,7 +92,7 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
     for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
-        if (left[r][i] > top - Decoder::kSpread) left[r][i] = kDone;
+        if (left[r][i] >= window.least) left[r][i] = kDone;
         any |= left[r][i] != kDone;
       }
     return !__any_sync(~0u, any);
@@ -105,20 +100,37 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   __device__ __forceinline__ __half2 scale(int r, int i, int) const {
     return half2_of(powers[r][i]);
   }
-  __device__ __forceinline__ float factor() const {
-    constexpr float kPower = 1.f / static_cast<float>(1 << Decoder::kTop);
-    return __uint_as_float(bits_of_e8m0(static_cast<uint32_t>(top))) * kPower;
+  __device__ __forceinline__ float factor() const { return window.factor; }
+
+ private:
+  template <typename Do>
+  __device__ __forceinline__ void each(Do&& act) {
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i)
+      act(left[i / kBlocks][i % kBlocks], powers[i / kBlocks][i % kBlocks]);
+  }
+  // Whether all of the tile lie in the window.
+  __device__ __forceinline__ bool make_powers() {
+    constexpr uint32_t kExponent = 0x04000400;  // of two fp16
+    constexpr uint32_t kLeast = Decoder::kTop + 15 - Decoder::kSpread + 1;
+    uint32_t most = 0;
+    each([&](int exponent, uint32_t& power) {
+      const uint32_t above = static_cast<uint32_t>(exponent - window.least);
+      most = max(most, above);
+      power = above * kExponent + kLeast * kExponent;
+    });
+    return __all_sync(~0u, most < Decoder::kSpread);
   }
 };
 
 // A tile times a span of x.
 template <Scales kScales, int kSpanBytes, int kLaneWords, typename Decoder, typename Span>
 __device__ __forceinline__ void multiply_scaled(const Decoder& codes, const uint8_t* weights,
-                                                const uint8_t* scales, int blocks, const Span& xs,
-                                                float (&y)[Span::kResults]) {
+                                                const uint8_t* scales, int blocks, Window& window,
+                                                const Span& xs, float (&y)[Span::kResults]) {
   static_assert(kLaneWords == 4);  // 32 codes
   const int g = lane_id() / 4, t = lane_id() % 4;
-  OperandScales<kScales, Decoder, Span::kBlocks> of(scales, blocks);
+  OperandScales<kScales, Decoder, Span::kBlocks> of(scales, blocks, window);
   do {
     of.begin();
     float sums[Span::kResults / 4][2][4] = {};
