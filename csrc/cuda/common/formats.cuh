@@ -198,6 +198,7 @@ struct Decoder<Format::kE5M2, 8> : Float8Decoder<Format::kE5M2> {
 template <Format kFormat>
 struct Float8Products : Stateless {
   using Stateless::Stateless;
+  static constexpr bool kHasSums = false;
   static constexpr int kWordCodes = 4, kProducts = 1;
   static constexpr float kWorth = 1;
   static __device__ constexpr int place(int) { return 0; }

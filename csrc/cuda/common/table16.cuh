@@ -11,12 +11,42 @@ __device__ __forceinline__ uint32_t prmt(uint32_t low, uint32_t high, uint32_t n
   return bytes;
 }
 
-// Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128), planes of 7 bits.
-// Those of E2M1 are high alone. prmt takes a nibble's fourth bit to ask for the sign of an entry,
-// which is zero, so lookups in both halves of a plane add up.
+// 16 numbers of 7 bits. prmt takes a nibble's fourth bit to ask for the sign of one, which is zero, so
+// lookups in both halves add up.
+class Plane16 {
+ public:
+  Plane16() = default;
+  // By a whole warp: lane l has number l % 16.
+  __device__ __forceinline__ explicit Plane16(uint32_t number) {
+    uint32_t four = number << (threadIdx.x % 4 * 8);
+#pragma unroll
+    for (int i = 1; i < 4; i *= 2) four |= __shfl_xor_sync(~0u, four, i);
+    // Not by __reduce_or_sync, whose uniform registers would be copied for each prmt.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) fours_[i] = __shfl_sync(~0u, four, 4 * i);
+  }
+
+  // Of four codes of a word, in order: the first, or the others. Zeros for codes of 8 and more, and in
+  // the other part for those below.
+  __device__ __forceinline__ uint32_t part_of(uint32_t word, int half, int part) const {
+    const uint32_t codes = part ? word ^ 0x88888888u : word;
+    // A product for a shift: the units of shifts are busy.
+    return prmt(fours_[2 * part], fours_[2 * part + 1], half ? __umulhi(codes, 0x10000) : codes);
+  }
+  __device__ __forceinline__ uint32_t look_up(uint32_t word, int half) const {
+    return part_of(word, half, 0) | part_of(word, half, 1);
+  }
+
+ private:
+  uint32_t fours_[4];
+};
+
+// Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128). Those of E2M1 are
+// high alone.
 class Table16 {
  public:
   static constexpr int kPlanes = 2;
+  static constexpr bool kHasSums = true, kTakesScales = false;
 
   Table16() = default;
 
@@ -37,19 +67,11 @@ class Table16 {
                  finest);
     has_low_ = !__all_sync(~0u, above / unit == rintf(above / unit));
     if (has_low_) unit = fmaxf(range / (16383.f / 128), finest);
-    const int fixed = min(__float2int_rn(above / unit * 128), 16383);
+    const uint32_t fixed = min(__float2int_rn(above / unit * 128), 16383);
     // Not of one entry alone: codes are not looked at again.
     if (!__all_sync(~0u, fabsf(entry) < INFINITY) || !(range < INFINITY)) unit = NAN;
     shared_facts()[0] = unit, shared_facts()[1] = least / unit;
-#pragma unroll
-    for (int p = 0; p < kPlanes; ++p) {
-      uint32_t four = (p == 0 ? fixed >> 7 : fixed & 127) << (lane % 4 * 8);
-#pragma unroll
-      for (int i = 1; i < 4; i *= 2) four |= __shfl_xor_sync(~0u, four, i);
-      // Not by __reduce_or_sync, whose uniform registers would be copied for each prmt.
-#pragma unroll
-      for (int i = 0; i < 4; ++i) planes_[p][i] = __shfl_sync(~0u, four, 4 * i);
-    }
+    planes_[0] = Plane16(fixed >> 7), planes_[1] = Plane16(fixed & 127);
   }
 
   __device__ __forceinline__ bool has(int plane) const { return plane == 0 || has_low_; }
@@ -57,20 +79,10 @@ class Table16 {
   // To add to what every code stands for, in units.
   static __device__ __forceinline__ float least() { return shared_facts()[1]; }
 
-  // Of four codes of a word, in order: the first, or the others. Zeros for codes of 8 and more, and in
-  // the other part for those below.
-  __device__ __forceinline__ uint32_t part_of(uint32_t word, int plane, int half, int part) const {
-    const uint32_t codes = part ? word ^ 0x88888888u : word;
-    // A product for a shift: the units of shifts are busy.
-    return prmt(planes_[plane][2 * part], planes_[plane][2 * part + 1],
-                half ? __umulhi(codes, 0x10000) : codes);
-  }
-  __device__ __forceinline__ uint32_t look_up(uint32_t word, int plane, int half) const {
-    return part_of(word, plane, half, 0) | part_of(word, plane, half, 1);
-  }
+ protected:
+  Plane16 planes_[kPlanes];
 
  private:
-  uint32_t planes_[kPlanes][4];
   bool has_low_;
 
   // Rarely used, and registers are few. All warps write the same.
@@ -88,7 +100,7 @@ struct Codes<Format::kCodebook, 4, int8_t> : Table16 {
   static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
   static __device__ constexpr int start(int) { return kMagic; }
   __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step, int part) const {
-    return part_of(word, plane, step, part);
+    return planes_[plane].part_of(word, step, part);
   }
   static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
     return float_of_magic(sums[0][e]);
@@ -105,7 +117,7 @@ struct Codes<Format::kCodebook, 4, __half> : Table16 {
   static __device__ constexpr float worth(int) { return kWorth; }
   static __device__ constexpr int code(int p, int half, int e) { return 4 * p + 2 * half + e; }
   __device__ __forceinline__ uint32_t product(uint32_t word, int plane, int p, int half) const {
-    return __byte_perm(look_up(word, plane, p), 0, half ? 0x4342 : 0x4140);
+    return __byte_perm(planes_[plane].look_up(word, p), 0, half ? 0x4342 : 0x4140);
   }
 };
 

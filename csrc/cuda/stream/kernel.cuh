@@ -17,6 +17,7 @@
 #include <cmath>
 
 #include "pipeline.cuh"
+#include "scaled.cuh"
 #include "x_fp16.cuh"
 #include "x_int8.cuh"
 #include "x_normed.cuh"
@@ -26,7 +27,7 @@ namespace jaxgemv::cuda {
 namespace stream {
 
 // A warp's span of a row, and how many warps have registers enough for their x.
-template <Format kFormat, int kBits, int kRows, int kLaneWords, Parts kParts>
+template <Format kFormat, int kBits, int kRows, Scales kScales, int kLaneWords, Parts kParts>
 struct SpanShape {
   // Many rows of x with a norm have twice the operands.
   static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
@@ -39,6 +40,7 @@ struct SpanShape {
   // architecture. Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
+    if (go_into_operand(kScales)) return kRows == 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
@@ -47,18 +49,27 @@ struct SpanShape {
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
+  // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
+  // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
+  static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
 };
 
-// x in registers: one or two rows as bytes, more as fp16.
+// x in registers: one or two rows as bytes, more as fp16, and all where codes take scales with them.
+template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
+          int kLaneWords, Parts kParts>
+using IntegerOrFp16 =
+    std::conditional_t<kRows <= 2,
+                       XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords,
+                             kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
+                       std::conditional_t<kParts == Parts::kNormAndEpilogue,
+                                          XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
+                                          XFp16<Codes<kFormat, kBits, __half>, X, kRows, kSpanBytes,
+                                                kLaneWords, kScales == Scales::kByHalf>>>;
 template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
           int kLaneWords, Parts kParts>
 using Span = std::conditional_t<
-    kRows <= 2,
-    XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kParts == Parts::kNormAndEpilogue,
-          kScales == Scales::kByHalf>,
-    std::conditional_t<
-        kParts == Parts::kNormAndEpilogue, XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
-        XFp16<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>>;
+    go_into_operand(kScales), XFp16<ScaledCodes, X, kRows, kSpanBytes, kLaneWords, false>,
+    IntegerOrFp16<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
 template <Scales kScales, int kSpanBytes, int kLaneWords, typename Term, typename Span>
@@ -95,15 +106,16 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* ter
 // kMTiles: the rows of x may be more than kRows.
 template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
           int kLaneWords, Parts kParts>
-__global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>::kMaxWarps *
-                                      32,
-                                  1) gemv_stream(const Params params) {
-  using Shape = SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>;
+__global__ void __launch_bounds__(
+    SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>::kMaxWarps * 32, 1)
+    gemv_stream(const Params params) {
+  using Shape = SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
   constexpr int kSpanBytes = Shape::kSpanBytes;
   constexpr bool kHasShift = kFormat == Format::kAffine;
   using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
-  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts>;
-  using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks>;
+  constexpr int kStages = Shape::kStages;
+  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts, kStages>;
+  using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks, kStages>;
   // Others than integers have a factor for all shifts, which is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
@@ -159,7 +171,7 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
             column_size = sum_row + 4;
   const int partial_size = columns * column_size;
   Span xs;
-  if (exists) xs.codes = {params.codebook, s};
+  if (exists && !go_into_operand(kScales)) xs.codes = {params.codebook, s};
 
   for (int block = 0; block < params.tiles; block += params.block_tiles) {
     const int tiles = min(params.block_tiles, params.tiles - block);
@@ -222,10 +234,12 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
     if (exists) {
       if (kTermsEarly && first_i < tiles * columns)
         term = row_term(row_of(first_i / columns) + lane % 16 + tiling.extra(lane % 16));
+      if constexpr (go_into_operand(kScales)) xs.codes = {params.codebook, s};
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
       if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
+      if constexpr (go_into_operand(kScales)) xs.codes.settle(params.codebook.dtype);
       for (int slice = 0; slice < params.slices; ++slice) {
         if (params.slices > 1 || block == 0) {
           // It came with the first tile of the slice before.
@@ -253,16 +267,30 @@ __global__ void __launch_bounds__(SpanShape<kFormat, kBits, kRows, kLaneWords, k
             for (int i = 0; i < Span::kBlocks; ++i) sums[e] += xs.sum_of(e, i);
           xs.add(to + sum_row, column_size, M, slice > 0, sums, false);
         }
+        Window window;
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
           wait_copies<kStages - 1>();
           __syncwarp();
           const uint8_t* const weights = ring + copies.stage;
-          if constexpr (kByBlock)
-            make_terms<kScales, kBits, Span::kBlocks>(params, weights + Copies::kWeightBytes,
-                                                      xs.codes, terms);
+          const uint8_t* const scales = weights + Copies::kWeightBytes;
           float y[Span::kResults] = {};
-          multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          if constexpr (go_into_operand(kScales)) {
+            const int blocks = ceil_div(params.K - first_k(slice), Span::kSpanK / Span::kBlocks);
+            const auto with = [&](const auto& decoder) {
+              multiply_scaled<kScales, kSpanBytes, kLaneWords>(decoder, weights, scales, blocks,
+                                                               window, xs, y);
+            };
+            if (xs.codes.is_e2m1())
+              with(E2M1Decoder{});
+            else
+#pragma unroll 1
+              for (int plane = 0; plane < 2; ++plane) with(xs.codes.plane(plane));
+          } else {
+            if constexpr (kByBlock)
+              make_terms<kScales, kBits, Span::kBlocks>(params, scales, xs.codes, terms);
+            multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+          }
           __syncwarp();
           xs.add(to, column_size, M, slice > 0, y, true);
         }

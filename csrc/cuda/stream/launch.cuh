@@ -37,8 +37,14 @@ struct Stream {
       return run_parts<Scales::kByBlock, kLaneWords>(call);
     };
     const int lane_words = call.found.lane_words;
-    if constexpr (kIsTable)
-      if (call.found.group_log < 0) return run_parts<Scales::kByHalf, 1>(call);
+    if constexpr (kIsTable) {
+      const Dtype scale = operands.scale.dtype;
+      const bool has_halves = call.found.group_log < 0;
+      if (scale == Dtype::kE8M0 && problem.group == 32 && lane_words > 0)
+        return run_parts<Scales::kE8M0, 4>(call);
+      if (scale == Dtype::kE4M3 && has_halves) return run_parts<Scales::kE4M3, 4>(call);
+      if (has_halves) return run_parts<Scales::kByHalf, 1>(call);
+    }
     if (lane_words == 0) return run_parts<Scales::kByRow, 4>(call);
     if constexpr (kBits < 8)
       if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
@@ -93,7 +99,8 @@ struct Stream {
       if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
       const Index blocks =
-          stream::SpanShape<kFormat, kBits, 8, 4, Parts::kNone>::kSpanBytes / (16 * lane_words);
+          stream::SpanShape<kFormat, kBits, 8, Scales::kByRow, 4, Parts::kNone>::kSpanBytes /
+          (16 * lane_words);
       // The scales of a span are whole words: of 16 bits two groups or more.
       for (int log = 0; (blocks >> log) * size_of(scale.dtype) >= 4; ++log)
         if (problem.group == block << log)
@@ -120,29 +127,30 @@ struct Stream {
   template <Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
-    if constexpr (kHasBytes) {
+    if constexpr (kHasBytes && !stream::go_into_operand(kScales)) {
       // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
       if (M == 1) return launch<kOne, kScales, kLaneWords, kParts>(call);
       if constexpr (!kHalves)
         if (M == 2) return launch<2, kScales, kLaneWords, kParts>(call);
-      if constexpr (kHalves) return launch<8, kScales, kLaneWords, kParts>(call);
     }
-    if constexpr (kParts == Parts::kNormAndEpilogue)
+    if constexpr (kParts == Parts::kNormAndEpilogue) {
       return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, kParts>(call);
-    else if (M <= 8 || max_rows(kLaneWords) == 8)
-      return launch<8, kScales, kLaneWords, kParts>(call);
-    else
-      return launch<max_rows(kLaneWords), kScales, kLaneWords, kParts>(call);
+    } else {
+      constexpr int kMost = kScales == Scales::kByHalf ? 8 : max_rows(kLaneWords);
+      if (M <= 8 || kMost == 8) return launch<8, kScales, kLaneWords, kParts>(call);
+      return launch<kMost, kScales, kLaneWords, kParts>(call);
+    }
   }
 
   template <int kRows, Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t launch(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    using Shape = stream::SpanShape<kFormat, kBits, kRows, kLaneWords, kParts>;
+    using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
-    constexpr int kRingBytes = stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks>::kBytes;
+    constexpr int kRingBytes =
+        stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks, Shape::kStages>::kBytes;
     using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
     constexpr bool kMTiles =
         kParts == Parts::kNormAndEpilogue

@@ -9,13 +9,16 @@
 namespace jaxgemv::cuda::stream {
 
 constexpr int kTileN = 16;
-// Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait
-// longer (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md).
-constexpr int kStages = 2;
-
 // How scale and shift lie: one for each row of the weights; or 16-bit ones for each group of a
-// power of two of blocks, in pairs aligned to 4 bytes; or scales alone for each half of a block.
-enum class Scales { kByRow, kByBlock, kByHalf };
+// power of two of blocks, in pairs aligned to 4 bytes; or scales alone for each half of a block. Or those of
+// tables that go into the operand: e8m0 for each 32 codes, e4m3 for each 16.
+enum class Scales { kByRow, kByBlock, kByHalf, kE8M0, kE4M3 };
+
+JAXGEMV_HD constexpr bool go_into_operand(Scales scales) { return scales >= Scales::kE8M0; }
+// Bytes of a row's span of 128 bytes.
+JAXGEMV_HD constexpr int operand_scale_bytes(Scales scales) {
+  return scales == Scales::kE8M0 ? 8 : 16;
+}
 
 // All that a CTA needs to know; what is needed first, first. Rows of the weights come in tiles of
 // kTileN; with a gated activation those are kTileN / 2 of its first half and the same of its second,
@@ -64,12 +67,15 @@ struct Tiling {
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
-template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts>
+template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts, int kStages>
 struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
   static constexpr int kWeightBytes = kTileN * kSpanBytes;
-  static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0 : kTileN * 4 * kBlocks;
+  static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0
+                                     : go_into_operand(kScales)
+                                         ? kTileN * operand_scale_bytes(kScales)
+                                         : kTileN * 4 * kBlocks;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;            // of a stage
   static constexpr int kLanes = kSpanBytes / 16, kRows = 32 / kLanes;  // of a copy of weights
   const Params& params;
@@ -130,7 +136,7 @@ struct Pipeline {
         const bool inside = scale_word() * 4 < params.scale_row;
         const int words_log = scale_words_log();
 #pragma unroll
-        for (int i = 0; i < kBlocks / 2; ++i)
+        for (int i = 0; i < kScaleBytes / 128; ++i)
           if (kHasShift ? i < 1 << words_log : lane + 32 * i < kTileN << words_log) {
             const int first = i * ((kHasShift ? kTileN : 32) >> words_log);
             copy_or_zeros<4>(
@@ -155,6 +161,7 @@ struct Pipeline {
  private:
   // log2 of the words of scales in a row's span.
   __device__ __forceinline__ int scale_words_log() const {
+    if constexpr (go_into_operand(kScales)) return operand_scale_bytes(kScales) / 8;
     constexpr int kHalf = kBlocks == 16 ? 3 : kBlocks / 4;  // log2(kBlocks / 2)
     return kHalf - params.group_log + (kHasShift ? 0 : params.scale_log - 1);
   }
@@ -168,11 +175,13 @@ struct Pipeline {
 
 // Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
 // staged of x, and then their partial sums.
-template <int kBits, Scales kScales, int kSpanBytes, int kBlocks>
+template <int kBits, Scales kScales, int kSpanBytes, int kBlocks, int kStages>
 struct WarpMemory {
   static constexpr int kTerms =
-      kStages * Pipeline<Format::kAffine, kScales, kSpanBytes, kBlocks, Parts::kNone>::kBytes;
-  static constexpr int kBytes = kTerms + (kScales == Scales::kByRow ? 0 : kTileN * kBlocks * 8);
+      kStages *
+      Pipeline<Format::kAffine, kScales, kSpanBytes, kBlocks, Parts::kNone, kStages>::kBytes;
+  static constexpr bool kHasTerms = kScales != Scales::kByRow && !go_into_operand(kScales);
+  static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * kBlocks * 8 : 0);
 };
 
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +

@@ -9,10 +9,9 @@
 // then divided out of x, so that all steps add up. Sums of x are products with codes of one.
 #pragma once
 
-#include "../common/formats.cuh"
 #include "../common/norm.cuh"
 #include "../common/ptx.cuh"
-#include "../common/table16.cuh"
+#include "../common/scaled.cuh"
 
 namespace jaxgemv::cuda::stream {
 
@@ -47,23 +46,21 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
 
 // Up to kMaxRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words. Where two
 // groups share a block, rows have columns of two tiles, with zeros for the other group.
-template <Format kFormat, int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords,
-          bool kHalves>
+template <typename C, typename X, int kMaxRows, int kSpanBytes, int kLaneWords, bool kHalves>
 class XFp16 {
-  using C = Codes<kFormat, kBits, __half>;
   static constexpr int kSteps = C::kProducts;  // of a word
   static constexpr int kShare =
       kLaneWords * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
   static constexpr int kColumnTiles = kMaxRows / 8 * (kHalves ? 2 : 1);  // of an mma's 8 columns
   // Four places in a word would need as many accumulators, so they are divided out of x too.
-  static constexpr bool kScaled = !std::is_same_v<X, __half> || kBits == 2;
+  static constexpr bool kScaled = !std::is_same_v<X, __half> || C::kWordCodes == 16;
   static_assert(kShare >= 1);
 
  public:
-  // For zeros and offsets, or the least entry of a table.
-  static constexpr bool kHasSums = kFormat == Format::kAffine || kFormat == Format::kCodebook;
+  static constexpr bool kHasSums = C::kHasSums;
   C codes;
-  static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
+  static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords),
+                       kSpanK = kSpanBytes / 4 * C::kWordCodes;
   static constexpr int kRows = kMaxRows, kRowsAColumn = 2;
   static constexpr int kRowBytes = 2 * kSpanK;  // of shared memory
   // Results of a lane: 4 c + 2 r + e is row g + 8 r of the weights, row 8 c + 2 t + e of x.
@@ -89,6 +86,23 @@ class XFp16 {
     return {};
   }
 
+  // Adds to `sums`, of which it takes turns, a tile's products with block i of what `codes_of(r, j, plane,
+  // step, half)` makes of word j in row g + 8 r.
+  template <typename CodesOf>
+  __device__ __forceinline__ void add_products(CodesOf&& codes_of, int i, int plane,
+                                               float (&sums)[kColumnTiles][2][4]) const {
+    constexpr bool kPlanes = C::kHasSums && C::kPlanes > 1;
+#pragma unroll
+    for (int j = 0; j < kLaneWords; ++j)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int c = 0; c < kColumnTiles; ++c)
+          mma_m16n8k16<__half>(sums[c][kPlanes ? plane : (j * kSteps + step) % 2],
+                               codes_of(0, j, step, 0), codes_of(1, j, step, 0),
+                               codes_of(0, j, step, 1), codes_of(1, j, step, 1), b[c][i][j][step]);
+  }
+
   // A tile's products with block i.
   __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
                                       float (&v)[kResults]) const {
@@ -100,17 +114,9 @@ class XFp16 {
 #pragma unroll
     for (int plane = 0; plane < C::kPlanes; ++plane) {
       if (!codes.has(plane)) break;
-#pragma unroll
-      for (int j = 0; j < kLaneWords; ++j)
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-          for (int c = 0; c < kColumnTiles; ++c)
-            mma_m16n8k16<__half>(sums[c][kPlanes ? plane : (j * kSteps + step) % 2],
-                                 codes.product(w[0][j], plane, step, 0),
-                                 codes.product(w[1][j], plane, step, 0),
-                                 codes.product(w[0][j], plane, step, 1),
-                                 codes.product(w[1][j], plane, step, 1), b[c][i][j][step]);
+      add_products([&](int r, int j, int step,
+                       int half) { return codes.product(w[r][j], plane, step, half); },
+                   i, plane, sums);
     }
 #pragma unroll
     for (int e = 0; e < kResults; ++e)
@@ -156,7 +162,7 @@ class XFp16 {
           load_shared<4>(raw + (i * kShare + j) * 4,
                          staged + place(m, (i * 4 + lane_id() % 4) * kShare + j));
       float scale = 1;
-      power[c][0] = power[c][1] = C::kWorth;
+      power[c][0] = power[c][1] = C::kTakesScales ? C::kWorth * codes.unit() : C::kWorth;
       if constexpr (kScaled) {
         uint32_t largest = largest_of(raw);
 #pragma unroll
@@ -185,7 +191,7 @@ class XFp16 {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           sum[c][i][e] = of_block[e];
-          if constexpr (kFormat == Format::kCodebook) sum[c][i][e] *= codes.least();
+          if constexpr (C::kHasSums && C::kPlanes > 1) sum[c][i][e] *= codes.least();
         }
       }
     }

@@ -9,9 +9,10 @@ namespace jaxgemv::cuda::stream {
 // Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
 // of the halves of one.
 template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
-class XNormed
-    : public XFp16<Format::kAffine, kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false> {
-  using Base = XFp16<Format::kAffine, kBits, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false>;
+class XNormed : public XFp16<Codes<Format::kAffine, kBits, __half>, __half, 2 * kMaxRows,
+                             kSpanBytes, kLaneWords, false> {
+  using Base = XFp16<Codes<Format::kAffine, kBits, __half>, __half, 2 * kMaxRows, kSpanBytes,
+                     kLaneWords, false>;
   static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
 
  public:

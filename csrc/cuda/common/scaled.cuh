@@ -1,0 +1,123 @@
+// Codes of tables of 16 that take their scale with them: what an mma multiplies is an entry times a scale.
+// Scales of one byte have four bits at most, so that products are exact as fp16, and groups need no end
+// of their own.
+#pragma once
+
+#include "formats.cuh"
+#include "table16.cuh"
+
+namespace jaxgemv::cuda {
+
+__device__ __forceinline__ __half2 half2_of(uint32_t bits) {
+  return reinterpret_cast<const __half2&>(bits);
+}
+__device__ __forceinline__ uint32_t bits_of(__half2 pair) {
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// How they decode, each with the pairs of WordPairs<4>:
+//   product(word, p, half, scale)  with the scale of all codes of the word, in both halves
+//   kTop, kSpread  scales 2^kTop and down to 2^(kTop - kSpread + 1) times any entry are exact
+//   kE4M3          and any scale of e4m3 times this
+//   worth()        of what is decoded, besides the table's unit
+
+// Those of E2M1: its bits, where fp16 has sign, exponent and the first of the mantissa, are the number
+// times 2^-14, zero and the subnormal one too.
+struct E2M1Decoder {
+  static constexpr int kTop = 15, kSpread = 25;
+  static constexpr float kE4M3 = 1, kWorth = 0x1p14f;
+  static __device__ __forceinline__ float worth() { return kWorth; }
+
+  static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half,
+                                                     __half2 scale) {
+    // A byte for each second code: the sign stays, the others go three down.
+    const uint32_t sign = p ? word : word << 4, others = p ? word >> 3 : word << 1;
+    uint32_t bytes;  // (sign & c) | (others & ~c), in one instruction for both halves
+    asm("lop3.b32 %0, %1, %2, 0x80808080, 0xe4;" : "=r"(bytes) : "r"(sign), "r"(others));
+    return bits_of(__hmul2(half2_of((half ? bytes : bytes << 8) & 0x8e008e00u), scale));
+  }
+};
+
+// A plane of any entries, of which both add up to fixed point: high - 64 + low / 128.
+struct PlaneDecoder : Plane16 {
+  static constexpr int kTop = 5, kSpread = 20;
+  static constexpr float kE4M3 = 0x1p-4f;
+
+  PlaneDecoder() = default;
+  __device__ __forceinline__ PlaneDecoder(uint32_t number, bool is_low)
+      : Plane16(number),
+        offset_(__float2half2_rn(is_low ? -1024.f : -1088.f)),
+        worth_(is_low ? 1.f / 128 : 1.f) {}
+  __device__ __forceinline__ float worth() const { return worth_; }
+
+  __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half, __half2 scale) const {
+    // Codes n and n + 4; 0x6400 | q is 1024 + q.
+    const int n = p + 2 * half;
+    const uint32_t pair = __byte_perm(look_up(word, 0), look_up(word, 1), n | (n + 4) << 8);
+    const __half2 number = half2_of((pair & 0x00ff00ffu) | 0x64006400u);
+    return bits_of(__hfma2(number, scale, __hmul2(scale, offset_)));
+  }
+
+ private:
+  __half2 offset_;
+  float worth_;
+};
+
+// As Codes<.., __half> in codes.cuh, for XFp16. What a table is can be seen by its entries alone.
+struct ScaledCodes : WordPairs<4> {
+  static constexpr bool kHasSums = false, kTakesScales = true;
+  static constexpr int kPlanes = 1;
+  static constexpr float kWorth = 1;
+  static __device__ constexpr int place(int) { return 0; }
+  static __device__ constexpr float worth(int) { return kWorth; }
+
+  ScaledCodes() = default;
+  // Asks for the table of a stack's matrix s. By a whole warp, as is the next, which waits for it.
+  __device__ __forceinline__ ScaledCodes(const Param& table, Index s)
+      : bits_(load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0))) {}
+
+  __device__ __forceinline__ void settle(Dtype dtype) {
+    const float entry = float_of_bits(bits_, dtype);
+    const uint32_t code = threadIdx.x % 16, bits = (code & 7) << 9 | (code & 8) << 12;
+    const float number = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    float unit = __shfl_sync(~0u, entry, 2);
+    is_e2m1_ =
+        __all_sync(~0u, entry == unit * (number * E2M1Decoder::kWorth) && fabsf(unit) >= 0x1p-120f);
+    if (!is_e2m1_) {
+      float most = fabsf(entry);
+#pragma unroll
+      for (int i = 1; i < 16; i *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+      // A power of two, if that is exact.
+      unit = fmaxf(__uint_as_float(__float_as_uint(most) & 0x7f800000u) / 32, 0x1p-126f);
+      if (!__all_sync(~0u, entry / unit * 128 == rintf(entry / unit * 128)))
+        unit = fmaxf(most * (128 / 8191.f), 0x1p-126f);
+      const uint32_t fixed = min(__float2int_rn(entry / unit * 128) + 64 * 128, 16383);
+      facts().planes[0] = {fixed >> 7, false}, facts().planes[1] = {fixed & 127, true};
+      // Not of one entry alone: codes are not looked at again.
+      if (!__all_sync(~0u, fabsf(entry) < INFINITY)) unit = NAN;
+    }
+    facts().unit = unit;
+    __syncwarp();
+  }
+
+  // Any factor times E2M1.
+  __device__ __forceinline__ bool is_e2m1() const { return is_e2m1_; }
+  static __device__ __forceinline__ PlaneDecoder plane(int i) { return facts().planes[i]; }
+  static __device__ __forceinline__ float unit() { return facts().unit; }
+
+ private:
+  uint32_t bits_;
+  bool is_e2m1_;
+
+  // Rarely used, and registers are few. All warps write the same.
+  struct Facts {
+    PlaneDecoder planes[2];
+    float unit;
+  };
+  static __device__ __forceinline__ Facts& facts() {
+    __shared__ Facts facts;
+    return facts;
+  }
+};
+
+}  // namespace jaxgemv::cuda

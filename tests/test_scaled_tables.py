@@ -1,0 +1,143 @@
+"""Tables of 16 with scales of one byte in groups of 16 and 32, which kernels may multiply into what they decode.
+
+Whether a table is E2M1 a kernel sees by its entries alone; then and only then are they exact in 16 bits.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernels import assert_ran, by_name, kernels, products
+from problems import Problem, pack_bits
+from test_kernels import check
+from tolerance import held
+
+from jaxgemv.codebooks import E2M1, NF4
+
+pytestmark = [pytest.mark.kernels, pytest.mark.numerics]
+
+N = 50
+TABLES = by_name(
+    k
+    for k in kernels(transposed=False, formats=["codebook"], xs=["float16", "bfloat16"])
+    if k.bits == 4 and k.name in ("stream", "direct", "mma_any")
+)
+NEARLY_E2M1 = E2M1.copy()
+NEARLY_E2M1[5] = 3.5
+BOOKS = {
+    "e2m1": E2M1,
+    "a sixth": E2M1 / 6,  # by a float32, so that products round
+    "negative": E2M1 * np.float32(-0.37),
+    "16 bits": E2M1.astype("bfloat16"),
+    "nearly": NEARLY_E2M1,
+    "nf4": NF4,
+}
+
+
+def make(rng, kernel, rows: int, k: int, scale: np.ndarray, book=E2M1, x=None) -> Problem:
+    x = rng.standard_normal((rows, k)) if x is None else x
+    return Problem(
+        x=np.asarray(x).astype(jnp.dtype(kernel.x)),
+        packed=pack_bits(rng.integers(0, 16, (N, k)), 4),
+        scale=scale,
+        zero=None,
+        offset=None,
+        bias=None,
+        bits=4,
+        group=k // scale.shape[-1],
+        codebook=book,
+    )
+
+
+def e8m0(exponents) -> np.ndarray:
+    """Powers of two."""
+    return np.asarray(exponents + 127).astype(np.uint8).view("float8_e8m0fnu")
+
+
+def assert_right(kernel, *problems: Problem) -> None:
+    """Rows whose weights are NaN are NaN, and no others."""
+    ys = products([(p.x, p.tensor, None) for p in problems], kernel.backend)
+    jax.block_until_ready(ys)
+    assert_ran(kernel)
+    for p, y in zip(problems, ys, strict=True):
+        nan = np.isnan(p.weight()).any(axis=-1)
+        np.testing.assert_array_equal(np.isnan(np.asarray(y)), np.broadcast_to(nan, y.shape))
+        kept = Problem(**{**vars(p), "packed": p.packed[~nan], "scale": p.scale[~nan]})
+        more = 0.0
+        if kernel.name == "stream" and p.codebook is not E2M1:
+            scale = np.broadcast_to(kept.wide_scale(), kept.values().shape)
+            more = held(kept.x, scale, kept.codebook)
+        check(y[:, ~nan], False, kept.answer(), kept.magnitude(), kept.k, more)
+
+
+ROWS = pytest.mark.parametrize("rows", [1, 5, 16])
+
+
+@TABLES
+@ROWS
+def test_tables(kernel, rows, rng):
+    """E2M1 by any factor, a table that differs in one entry, and one that has nothing of it."""
+    groups32, groups16 = (N, 1408 // 32), (N, 1408 // 16)  # K ends within a span of 256
+    scales = e8m0(rng.integers(-9, 4, groups32)), rng.uniform(0.2, 3, groups16).astype("float8_e4m3fn")
+    assert_right(
+        kernel, *(make(rng, kernel, rows, 1408, scale, book) for scale in scales for book in BOOKS.values())
+    )
+
+
+@TABLES
+@ROWS
+@pytest.mark.parametrize("book", ["e2m1", "nearly"])
+def test_wide_powers(kernel, rows, book, rng):
+    """Scales that differ by far more than fp16 has room for, and x that is zero where they are large."""
+    k = 1408
+    exponents = rng.integers(-60, 60, (N, k // 32))
+    exponents[:, ::3] = rng.integers(-3, 3, exponents[:, ::3].shape)
+    small = np.where(np.arange(k // 32) % 2, -55, 25) + rng.integers(-4, 4, (N, k // 32))
+    x = rng.standard_normal((rows, k)) * np.repeat(np.arange(k // 32) % 2, 32)
+    by_row = rng.integers(-100, 80, (N, 1)) + rng.integers(-14, 14, (N, k // 32))
+    problems = (make(rng, kernel, rows, k, e8m0(e), BOOKS[book]) for e in (exponents, by_row))
+    assert_right(kernel, *problems, make(rng, kernel, rows, k, e8m0(small), BOOKS[book], x))
+
+
+@TABLES
+@ROWS
+@pytest.mark.parametrize("book", ["e2m1", "nearly"])
+def test_special_scales(kernel, rows, book, rng):
+    """The least and the largest powers of two, one that is NaN; of e4m3 NaN, negative and subnormal ones."""
+    k = 1408
+    powers = rng.integers(-10, 10, (N, k // 32))
+    powers[::7, 5] = powers[::7, 40] = -127
+    powers[1::7] = -127
+    powers[2::7, 17] = 90
+    powers[3::7, ::9] = powers[4::7, -1] = 128  # NaN
+    floats = rng.uniform(0.2, 3, (N, k // 16)).astype("float8_e4m3fn").view(np.uint8)
+    floats[::5] = rng.integers(0, 8, floats[::5].shape)  # multiples of 2^-9
+    floats[1::5] = rng.integers(0x70, 0x7F, floats[1::5].shape)  # up to 448
+    floats[2::5, ::3] |= 0x80
+    floats[3, 7], floats[4, -1] = 0x7F, 0xFF
+    x = rng.standard_normal((rows, k)) * 2.0**12  # nothing is near float32's least numbers
+    assert_right(
+        kernel,
+        make(rng, kernel, rows, k, e8m0(powers), BOOKS[book], x),
+        make(rng, kernel, rows, k, floats.view("float8_e4m3fn"), BOOKS[book]),
+    )
+
+
+@TABLES
+@pytest.mark.parametrize("size", [16, 32])
+def test_tables_of_a_stack(kernel, size, rng):
+    """Each entry has a table of its own, E2M1 or not."""
+    books = E2M1, NF4, E2M1 / 2, NEARLY_E2M1
+    k, rows, dtype = 768, 3, "float8_e4m3fn" if size == 16 else "float8_e8m0fnu"
+    scales = [2.0 ** rng.integers(-3, 3, (N, k // size)) for _ in books]
+    problems = [make(rng, kernel, rows, k, scale.astype(dtype), book) for scale, book in zip(scales, books)]
+    w = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    ids = np.asarray([3, 0, 1, 2, 0], np.int32)
+    x = np.stack([problems[i].x for i in ids])
+    [y] = products([(x, w, None, ids)], kernel.backend)
+    jax.block_until_ready(y)
+    assert_ran(kernel)
+    for i, of_entry in zip(ids, y):
+        p = problems[i]
+        scale = np.broadcast_to(p.wide_scale(), p.values().shape)
+        check(of_entry, False, p.answer(), p.magnitude(), k, held(p.x, scale, p.codebook))
