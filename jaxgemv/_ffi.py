@@ -6,7 +6,6 @@ Each backend is an extension module (csrc/module.h) with `FFI_API_MINOR`, the ve
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 import warnings
@@ -22,7 +21,7 @@ from jaxgemv._operands import FACTS
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
 
-jaxlib_version = importlib.metadata.version("jaxlib")
+jaxlib_version = jaxlib.__version__
 
 # Extension module and the name XLA registers its platform under ("cuda" in lower case is never found).
 _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}
@@ -103,8 +102,10 @@ def _unusable(module) -> str | None:
 
 
 def _backend(module) -> Backend:
-    kernels = (Kernel(*row) for row in module.kernels())
-    kernels = tuple(k._replace(operands=frozenset(k.operands)) for k in kernels)
+    kernels = tuple(
+        Kernel(name, format, bits, x, rows, frozenset(operands), transposed)
+        for name, format, bits, x, rows, operands, transposed in module.kernels()
+    )
     names = "image_bytes", "rounded_rows", "dequantizes"
     functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return Backend(kernels, **module.crossovers(), **functions)
