@@ -58,6 +58,8 @@ class Backend(NamedTuple):
     rounded_rows: Callable[[int, int, int, int, str], int] = lambda *_: 0
     # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.
     dequantizes: Callable[[int, str], bool] = lambda *_: False
+    # () -> of CUDA, those of the driver and of the build: 12040 is 12.4.
+    versions: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
@@ -106,7 +108,7 @@ def _backend(module) -> Backend:
         Kernel(name, format, bits, x, rows, frozenset(operands), transposed)
         for name, format, bits, x, rows, operands, transposed in module.kernels()
     )
-    names = "image_bytes", "rounded_rows", "dequantizes"
+    names = "image_bytes", "rounded_rows", "dequantizes", "versions"
     functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return Backend(kernels, **module.crossovers(), **functions)
 
