@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from jaxgemv import QuantizedTensor, gemv, show_config
 from jaxgemv._ffi import last_kernel
@@ -23,7 +24,7 @@ _BACKENDS = {"gpu": "cuda", "cpu": "cpu"}
 class Plan(NamedTuple):
     """How to keep weights out of caches, and the clock's own time out of the result."""
 
-    dtype: type  # of x, and of the dense weight: what XLA is fastest with
+    dtype: DTypeLike  # of x, and of the dense weight: what XLA is fastest with
     rotate: int  # bytes of weights that pass before the first is read again
     calls: int  # in one program; on a CPU XLA may run several side by side
 

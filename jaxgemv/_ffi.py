@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import jax
 import jaxlib
+from jaxlib.version import __version__ as jaxlib_version
 
 from jaxgemv._operands import FACTS
 
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
-
-jaxlib_version = jaxlib.__version__
 
 # Extension module and the name XLA registers its platform under ("cuda" in lower case is never found).
 _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}

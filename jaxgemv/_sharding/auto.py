@@ -1,6 +1,7 @@
 """Auto axes: the lowering of gemv_p on several devices, which leaves the cut to XLA's partitioner."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -18,8 +19,10 @@ from jaxgemv._sharding.plan import Plan, axes_of_kind, held_by, part, plan, spec
 # A product of Operands and Static on one device.
 Product = Callable[[Operands, Static], Array]
 
-# That of jax.extend.core, whose import would bring in Pallas, and take longer than all of ours.
-Primitive = type(lax.add_p)
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
+else:  # the same, without an import that brings in Pallas and takes longer than all of ours
+    Primitive = type(lax.add_p)
 
 
 def tell_of_devices(primitive: Primitive) -> None:
