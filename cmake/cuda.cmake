@@ -57,7 +57,6 @@ set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # so that the module loads where there is no CUDA
 
-# Kernels know nothing of Python: compiled with the same options for each, a cache need compile them once.
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS csrc/cuda/*.cu)
 file(GLOB hopper_sources CONFIGURE_DEPENDS csrc/cuda/wgmma/*.cu csrc/cuda/wgmma_any/*.cu
                          csrc/cuda/gemm/*.cu)
