@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc bench -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: install cuda test asan ubsan tsan lint format bench clean
+.PHONY: install cuda test asan ubsan tsan lint format bench sdist wheel release-notes release-check clean
 
 install:  # editable; incremental after the first time
 	$(PYTHON) -m pip install --no-build-isolation -C build-dir=build/{wheel_tag} -e ".[test,dev]"
@@ -52,6 +52,19 @@ format:
 
 bench:
 	$(PYTHON) -m bench
+
+# A release: CONTRIBUTING.md says what each does.
+sdist:
+	.ci/wheels sdist
+
+wheel:
+	.ci/wheels
+
+release-notes:
+	.ci/release_notes $(TAG)
+
+release-check:
+	.ci/release_check
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

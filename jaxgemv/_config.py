@@ -8,6 +8,7 @@ import jax
 import jax.export
 import numpy as np
 
+from jaxgemv import _dispatch
 from jaxgemv._ffi import TARGET, Backend, backends, jaxlib_version
 
 __version__ = importlib.metadata.version("jaxgemv")
@@ -24,6 +25,9 @@ def show_config() -> None:
     for name, backend in backends.items():
         if backend.missing:
             print(f"{name}: {backend.missing}")
+            continue
+        if name == "cuda" and (reason := _dispatch.unfit_gpu()):
+            print(f"{name}: not in use, since {reason}")
             continue
         print(f"{name}:")
         for dtype in dict.fromkeys(kernel.x for kernel in backend.kernels):

@@ -57,6 +57,8 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
     backend = backends[platform]
     if backend.missing:
         return f"the {platform} backend is {backend.missing}"
+    if platform == "cuda" and (reason := unfit_gpu()):
+        return reason
     if kernels_for(platform, o, s):
         return None
     if _around.has_parts(o, s):  # which are composed around a kernel
@@ -98,7 +100,7 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
         reason = why_no_kernel(platform, o, s)
     if s.implementation in backends and reason:
         raise NotImplementedError(f"{s.op}: implementation={s.implementation!r} cannot run: {reason}")
-    if platform == "cuda" and s.implementation is None and backends["cuda"].missing and _has_gpu():
+    if platform == "cuda" and s.implementation is None:
         _warn_of_slow_gpu()
     if reason or platform is None or s.implementation is not None:
         return reason
@@ -132,7 +134,7 @@ def rounds(platform: str, o: Operands, s: Static) -> bool:
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
     """Whether a kernel writes the weight where rows are too many for a product's."""
-    if platform is None or s.implementation is not None:
+    if platform is None or s.implementation is not None or (platform == "cuda" and unfit_gpu()):
         return False
     codes = o.packed.shape[-2] * (s.k or o.x.shape[-1])
     return backends[platform].dequantizes(codes, str(s.x_dtype or o.x.dtype))
@@ -172,12 +174,41 @@ def _has_gpu() -> bool:
     return bool(_gpus())
 
 
+_OLDEST = 8.0  # compute capability that kernels are compiled for
+
+
 @cache
+def unfit_gpu() -> str | None:
+    """Why GPUs of this process cannot run what was compiled. What is lowered for GPUs elsewhere finds nothing."""
+    driver, built = backends["cuda"].versions()
+    if not driver:
+        return None
+    gpus = _gpus()
+    if gpus and driver // 1000 < built // 1000:
+        return f"jaxgemv._cuda is built with CUDA {_text(built)}, and the driver is for {_text(driver)}"
+    oldest = min((float(d.compute_capability) for d in gpus), default=_OLDEST)
+    if oldest < _OLDEST:
+        return f"a GPU has compute capability {oldest}, and kernels need {_OLDEST}"
+    return None
+
+
+def _text(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def _warn_of_slow_gpu() -> None:
-    """Once."""
+    """Once for each reason, where a GPU is here and runs no kernels."""
+    if backends["cuda"].missing and _has_gpu():
+        _warn(f"jaxgemv._cuda is {backends['cuda'].missing}", "Reinstall with JAXGEMV_CUDA=ON; ")
+    elif reason := unfit_gpu():
+        _warn(reason)
+
+
+@cache
+def _warn(reason: str, remedy: str = "") -> None:
     warnings.warn(
-        f"jaxgemv._cuda is {backends['cuda'].missing}: on this GPU products dequantise their weights first, which is"
-        " many times slower. Reinstall with JAXGEMV_CUDA=ON; jaxgemv.show_config() says more.",
+        f"{reason}: on this GPU products dequantise their weights first, which is many times slower."
+        f" {remedy}jaxgemv.show_config() says more.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -8,7 +8,6 @@ there is nothing to run, and the message says what to do. Nothing here needs wha
 import importlib.metadata
 import importlib.util
 import sys
-import tomllib
 from pathlib import Path
 
 _CHECKOUT = Path(__file__).parent.parent
@@ -17,6 +16,8 @@ _CHECKOUT = Path(__file__).parent.parent
 def _find() -> None:
     if not (_CHECKOUT / "csrc").is_dir() or importlib.util.find_spec("jaxgemv._cpu"):
         return
+    import tomllib  # which takes a while, and is for checkouts alone
+
     version = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
     others = ""
     for installed in importlib.metadata.distributions(name="jaxgemv"):

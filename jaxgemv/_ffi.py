@@ -6,7 +6,6 @@ Each backend is an extension module (csrc/module.h) with `FFI_API_MINOR`, the ve
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 import warnings
@@ -16,13 +15,12 @@ from typing import NamedTuple
 
 import jax
 import jaxlib
+from jaxlib.version import __version__ as jaxlib_version
 
 from jaxgemv._operands import FACTS
 
 # The version is part of the name: an exported program finds the handler it was made for, for ever.
 TARGET = "jaxgemv_gemv_v1"
-
-jaxlib_version = importlib.metadata.version("jaxlib")
 
 # Extension module and the name XLA registers its platform under ("cuda" in lower case is never found).
 _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}
@@ -59,6 +57,8 @@ class Backend(NamedTuple):
     rounded_rows: Callable[[int, int, int, int, str], int] = lambda *_: 0
     # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.
     dequantizes: Callable[[int, str], bool] = lambda *_: False
+    # () -> of CUDA, those of the driver and of the build: 12040 is 12.4.
+    versions: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
@@ -103,9 +103,11 @@ def _unusable(module) -> str | None:
 
 
 def _backend(module) -> Backend:
-    kernels = (Kernel(*row) for row in module.kernels())
-    kernels = tuple(k._replace(operands=frozenset(k.operands)) for k in kernels)
-    names = "image_bytes", "rounded_rows", "dequantizes"
+    kernels = tuple(
+        Kernel(name, format, bits, x, rows, frozenset(operands), transposed)
+        for name, format, bits, x, rows, operands, transposed in module.kernels()
+    )
+    names = "image_bytes", "rounded_rows", "dequantizes", "versions"
     functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return Backend(kernels, **module.crossovers(), **functions)
 

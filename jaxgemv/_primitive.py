@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxgemv import _around, _dispatch, _grouped, _many_rows, _reference
@@ -20,7 +19,7 @@ from jaxgemv._format import whole_words
 from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
 from jaxgemv._sharding import auto, explicit
 
-gemv_p = Primitive("jaxgemv_gemv")
+gemv_p = auto.Primitive("jaxgemv_gemv")
 
 
 def product(o: Operands, s: Static, out_sharding=None) -> Array:

@@ -27,6 +27,7 @@ TEST = ["-q", "tests/test_where.py"]
 # In each way the Python files are those of the checkout.
 WAYS = {
     "-c": ["-c", f"import jaxgemv._cpu; {WHERE}"],
+    "-m jaxgemv": ["-m", "jaxgemv", "--help"],
     "-m bench": ["-m", "bench", "--help"],
     "-m bench.calls": ["-m", "bench.calls", "--help"],
     "-m pytest": ["-m", "pytest", *TEST],
@@ -89,9 +90,9 @@ def run(way: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedPr
 
 def check(way: str, done: subprocess.CompletedProcess, python: Path, compiled: Path | None) -> None:
     text = done.stdout + done.stderr
-    if "bench" in way:
+    if "--help" in WAYS[way]:
         assert done.returncode == 0, text
-        assert "usage: python -m bench" in text
+        assert f"usage: python {way}" in text
     else:
         assert f"{python / 'jaxgemv/__init__.py'} " in text
         assert compiled is None or f" {compiled / 'jaxgemv/_cpu'}" in text
@@ -124,7 +125,7 @@ def test_no_install(checkout, others, way):
     )
     lines = (done.stdout + done.stderr).strip().splitlines()
     assert expected in lines[-1]
-    assert "Traceback" not in lines[0] or way == "-c"
+    assert "Traceback" not in lines[0] or way in ("-c", "-m jaxgemv")
 
 
 @pytest.mark.parametrize("way", ["-c", "-m bench"])

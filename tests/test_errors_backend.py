@@ -1,10 +1,13 @@
 """An implementation that cannot run is an error, never a silent fall-back."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.export
 import pytest
 from test_errors import SCALE, WQ, ZERO, X, a, check, i8, tensor
 
+import jaxgemv
 from jaxgemv import EXPORT_CHECKS, _dispatch, gemv, gemv_int4
 from jaxgemv._ffi import TARGET, Backend, backends
 
@@ -43,11 +46,47 @@ def test_gpu_without_kernels(monkeypatch):
     monkeypatch.setattr("jaxgemv._dispatch._has_gpu", lambda: False)
     assert TARGET not in lower()
     monkeypatch.setattr("jaxgemv._dispatch._has_gpu", lambda: True)
-    _dispatch._warn_of_slow_gpu.cache_clear()
+    _dispatch._warn.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"jaxgemv\._cuda is not built: on this GPU .* JAXGEMV_CUDA=ON"):
         assert TARGET not in lower()
     lower()  # with warnings as errors
-    _dispatch._warn_of_slow_gpu.cache_clear()
+    _dispatch._warn.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("versions", "capability", "reason"),
+    [
+        ((12080, 13000), "9.0", "jaxgemv._cuda is built with CUDA 13.0, and the driver is for 12.8"),
+        ((13000, 13000), "7.5", "a GPU has compute capability 7.5, and kernels need 8.0"),
+        ((13000, 13020), "8.0", None),
+        ((12000, 12090), "12.0", None),
+        ((0, 13000), None, None),  # no driver: a program for GPUs elsewhere
+    ],
+)
+def test_gpu_that_cannot_run_kernels(versions, capability, reason, monkeypatch, capsys):
+    """A warning, once, and no kernel; by name an error."""
+    monkeypatch.setitem(backends, "cuda", backends["cpu"]._replace(versions=lambda: versions))
+    gpus = [SimpleNamespace(compute_capability=capability)] if capability else []
+    monkeypatch.setattr(_dispatch, "_gpus", lambda: gpus)
+    for cached in (_dispatch.unfit_gpu, _dispatch._warn):
+        cached.cache_clear()
+
+    def lower(**arguments):
+        traced = jax.jit(lambda *args: gemv_int4(*args, **arguments)).trace(X, WQ, ZERO, SCALE)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    if reason is None:
+        assert TARGET in lower()
+    else:
+        with pytest.warns(RuntimeWarning, match=f"{reason}: on this GPU .* many times slower"):
+            assert TARGET not in lower()
+        assert TARGET not in lower()  # with warnings as errors
+        with pytest.raises(NotImplementedError, match=f"implementation='cuda' cannot run: {reason}"):
+            lower(implementation="cuda")
+        jaxgemv.show_config()
+        assert f"cuda: not in use, since {reason}\n" in capsys.readouterr().out
+    for cached in (_dispatch.unfit_gpu, _dispatch._warn):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

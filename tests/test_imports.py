@@ -24,6 +24,7 @@ LEVELS = (
     {"jaxgemv"},
     {"flax", "formats"},
     {"qwix"},
+    {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
@@ -82,6 +83,7 @@ before = {name.partition(".")[0] for name in sys.modules}
 sys.modules |= dict.fromkeys(name for name in blocked if name not in sys.modules)
 import jaxgemv, jaxgemv.formats
 after = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
+assert "jax.extend" not in sys.modules, "brings in Pallas, which takes longer than all of ours"
 print(sorted(after - before - set(sys.stdlib_module_names)))
 """
     done = subprocess.run(

@@ -1,6 +1,8 @@
 // The Python module `jaxgemv._cuda`.
 #include "../module.h"
 
+#include <cuda_runtime_api.h>
+
 #include <vector>
 
 #include "choose.h"
@@ -40,6 +42,16 @@ NB_MODULE(_cuda, m) {
       },
       nanobind::arg("codes"), nanobind::arg("x"),
       "Whether a call without x is the faster way to so many weights of x's dtype.");
+  m.def(
+      "versions",
+      [] {
+        int driver = 0, runtime = 0;
+        cudaDriverGetVersion(&driver), cudaRuntimeGetVersion(&runtime);
+        return nanobind::make_tuple(driver, runtime);
+      },
+      "Of CUDA: (the newest that the driver knows, the one that this was built with); 12040 is "
+      "12.4, and 0 no "
+      "driver.");
   m.def(
       "image_bytes",
       [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {

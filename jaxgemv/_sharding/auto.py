@@ -1,6 +1,7 @@
 """Auto axes: the lowering of gemv_p on several devices, which leaves the cut to XLA's partitioner."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -9,7 +10,6 @@ from jax import Array, lax
 # The one private name: a lowering is told of the devices only if it asks here.
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -18,6 +18,11 @@ from jaxgemv._sharding.plan import Plan, axes_of_kind, held_by, part, plan, spec
 
 # A product of Operands and Static on one device.
 Product = Callable[[Operands, Static], Array]
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
+else:  # the same, without an import that brings in Pallas and takes longer than all of ours
+    Primitive = type(lax.add_p)
 
 
 def tell_of_devices(primitive: Primitive) -> None:
@@ -137,6 +142,8 @@ _NO_MESH = AbstractMesh((), ())
 
 
 def _lower_part(ctx, *args, jaxpr):
+    from jax.extend.core import jaxpr_as_fun
+
     with jax.sharding.use_abstract_mesh(_NO_MESH):
         f = mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)
         return f(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
