@@ -106,7 +106,7 @@ class QuantLinear(Quantized):
         return Kernel(self._tensor, self._layout)
 
     def __call__(self, inputs: Array, out_sharding=None) -> Array:
-        """Float inputs (..., in_features) to (..., out_features). out_sharding: of `jaxgemv.gemv`, for Explicit axes."""
+        """Float inputs (..., in_features) to (..., out_features). out_sharding: as in `jaxgemv.gemv`."""
         kernel = self.kernel
         bias = None if self.bias is None else self.bias[...]
         x, out_dtype = _layer.promoted(
