@@ -4,6 +4,7 @@ Its source is the whole repository, so that a link from one file to another hold
 """
 
 import importlib.metadata
+import re
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ default_role = "py:obj"
 nitpick_ignore_regex = [("py:obj", ".*")]
 autodoc_typehints = "none"  # dtypes and shapes, which types do not tell, are in the text
 autodoc_member_order = "bysource"
+smartquotes = False  # "relu" is code
 
 html_theme = "furo"
 html_title = "jaxgemv"
@@ -30,3 +32,11 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_additional_pages = {"index": "redirect.html"}  # the first page is docs/index.html
 templates_path = ["_templates"]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", arguments_in_bold)
+
+
+def arguments_in_bold(app, what, name, obj, options, lines):
+    lines[:] = [re.sub(r"^- (\w+(?:, \w+)*):", r"- **\1**:", line) for line in lines]

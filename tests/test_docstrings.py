@@ -82,4 +82,4 @@ def test_methods(name):
 @pytest.mark.skipif(not DOCS.exists(), reason="the docs are not beside the tests")
 def test_pages():
     pages = "".join(path.read_text() for path in DOCS.glob("api*.md"))
-    assert {*NAMES} <= {*re.findall(r":: ([\w.]+)", pages)}
+    assert {*NAMES} <= {*re.findall(r"(?:::| {8}) (jaxgemv[\w.]+)", pages)}
