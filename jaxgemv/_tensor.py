@@ -218,9 +218,9 @@ def _checked(i, size: int):
     op = "QuantizedTensor"
     if isinstance(i, bool | tuple | str | float) or i is None or i is Ellipsis:
         raise TypeError(f"{op}: index must be an integer, a slice or an integer array; got {i!r}")
-    i = as_index(op, i, size)
+    given, i = i, as_index(op, i, size)
     if not isinstance(i, Tracer) and not ((np.asarray(i) >= -size) & (np.asarray(i) < size)).all():
-        raise IndexError(f"{op}: index must lie in [{-size}, {size}); got {np.asarray(i)}")
+        raise IndexError(f"{op}: index must lie in [{-size}, {size}); got {np.asarray(given)}")
     return i
 
 
