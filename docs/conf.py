@@ -39,4 +39,5 @@ def setup(app):
 
 
 def arguments_in_bold(app, what, name, obj, options, lines):
-    lines[:] = [re.sub(r"^- (\w+(?:, \w+)*):", r"- **\1**:", line) for line in lines]
+    text = re.sub(r"^- (\w+(?:,\s+\w+)*):", r"- **\1**:", "\n".join(lines), flags=re.MULTILINE)
+    lines[:] = text.split("\n")
