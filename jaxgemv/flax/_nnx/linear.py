@@ -25,8 +25,8 @@ class QuantLinear(Quantized):
 
     State: `bias`, an `nnx.Param`, and the arrays of a `jaxgemv.QuantizedTensor` of shape (out_features,
     in_features), each a `QuantizedKernel`: `packed`, `scale`, and `zero` unless symmetric, or what the format has
-    instead (an imported kernel may bring others). Several features become one, those of `batch_axis` stay in front. Axis
-    names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to its arrays, out before in.
+    instead (an imported kernel may bring others). Several features become one, those of `batch_axis` stay in front.
+    Axis names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to its arrays, out before in.
 
     - in_features, out_features, axis, batch_axis: as in `nnx.LinearGeneral`. By default the last axis of x.
     - use_bias, dtype, param_dtype, kernel_init, bias_init, preferred_element_type, rngs, kernel_metadata,
