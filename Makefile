@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc bench -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: install cuda test asan ubsan tsan lint format docs linkcheck bench clean
+.PHONY: install cuda test asan ubsan tsan lint format bench clean
 
 install:  # editable; incremental after the first time
 	$(PYTHON) -m pip install --no-build-isolation -C build-dir=build/{wheel_tag} -e ".[test,dev]"
@@ -51,6 +51,7 @@ format:
 	clang-format -i $(CXX_FILES)
 
 # The site, from build/docs/index.html on: pip install what the extra docs names. A warning fails.
+.PHONY: docs linkcheck
 SPHINX = $(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env -c docs
 docs:
 	$(SPHINX) --builder html . build/docs
