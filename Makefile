@@ -55,6 +55,7 @@ format:
 SPHINX = $(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env -c docs
 docs:
 	$(SPHINX) --builder html . build/docs
+	@echo build/docs/index.html
 
 linkcheck:  # of other sites too, for which it needs a network: LINKCHECK=-Dlinkcheck_ignore=https?:// leaves them out
 	$(SPHINX) --builder linkcheck $(LINKCHECK) . build/linkcheck
