@@ -50,6 +50,16 @@ format:
 	ruff format .
 	clang-format -i $(CXX_FILES)
 
+# The site, from build/docs/index.html on: pip install what the extra docs names. A warning fails.
+.PHONY: docs linkcheck
+SPHINX = $(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env -c docs
+docs:
+	$(SPHINX) --builder html . build/docs
+	@echo build/docs/index.html
+
+linkcheck:  # of other sites too, for which it needs a network: LINKCHECK=-Dlinkcheck_ignore=https?:// leaves them out
+	$(SPHINX) --builder linkcheck $(LINKCHECK) . build/linkcheck
+
 bench:
 	$(PYTHON) -m bench
 

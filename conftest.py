@@ -1,5 +1,7 @@
 """The Python in README.md and docs/ runs as tests, beside those of tests/."""
 
+import doctest
+
 import pytest
 
 try:
@@ -13,9 +15,12 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 # For the sharding in the docs and in the tests; all else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)
+# So that errors are their messages alone, as the docs show them.
+jax.config.update("jax_traceback_filtering", "off")
 
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md", "docs/*.md"]
+    parsers=[PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS), SkipParser()],
+    patterns=["README.md", "docs/*.md"],
 ).pytest()
 
 

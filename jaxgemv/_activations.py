@@ -23,6 +23,14 @@ def quantize_activations(x: ArrayLike, *, group_size: int | None = None) -> tupl
       a row, G = 1.
 
     Raises TypeError for dtypes, ValueError for shapes and group_size.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> x, x_scale = jaxgemv.quantize_activations(jnp.array([254.0, -100.0, 4.0, 0.0]))
+    >>> x, x_scale
+    (Array([127, -50,   2,   0], dtype=int8), Array([2.], dtype=float32))
+    >>> w = jaxgemv.QuantizedTensor.from_codes(jnp.array([[1, 2, 3, 4]]), jnp.ones(1), zero=jnp.zeros(1), bits=4)
+    >>> jaxgemv.gemv(x, w, x_scale=x_scale)
+    Array([66.], dtype=float32)
     """
     op = "quantize_activations"
     x = check_x(op, x, FLOATS)

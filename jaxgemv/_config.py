@@ -11,14 +11,20 @@ import numpy as np
 from jaxgemv import _dispatch
 from jaxgemv._ffi import TARGET, Backend, backends, jaxlib_version
 
+#: Of this package, as pip knows it.
 __version__ = importlib.metadata.version("jaxgemv")
 
-# What to pass as `disabled_checks` to jax.export.export: our custom call keeps its meaning for ever.
+#: What to pass as `disabled_checks` to `jax.export.export`: our custom call keeps its meaning for ever.
 EXPORT_CHECKS = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
 
 
 def show_config() -> None:
-    """Prints versions, devices, and the kernels of each backend or why it has none; put it in bug reports."""
+    """Prints versions, devices, and the kernels of each backend or why it has none; put it in bug reports.
+
+    >>> import jaxgemv
+    >>> jaxgemv.show_config()
+    jaxgemv ..., jax ..., jaxlib ..., numpy ...
+    """
     print(f"jaxgemv {__version__}, jax {jax.__version__}, jaxlib {jaxlib_version}, numpy {np.__version__}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print(f"devices: {', '.join(str(d) for d in jax.devices())}")

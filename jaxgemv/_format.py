@@ -28,6 +28,11 @@ def pack(codes: ArrayLike, bits: int) -> Array:
 
     Raises TypeError for a dtype that is not an integer, ValueError for bits, for a scalar, and for codes out of
     range (which only concrete arrays can show; under `jit` their high bits are dropped).
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> packed = jaxgemv.pack(jnp.arange(8), bits=4)
+    >>> packed.shape, hex(packed[0])
+    ((1,), '0x76543210')
     """
     check_bits("pack", bits)
     codes = as_array("pack", "codes", codes)
@@ -69,7 +74,14 @@ def _pack(codes, *, bits, low):
 
 
 def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
-    """The codes of packed words: uint32 (..., ceil(k b / 32)), or uint8 with the same bytes, to uint8 (..., k)."""
+    """The codes of packed words: uint32 (..., ceil(k b / 32)), or uint8 with the same bytes, to uint8 (..., k).
+
+    Raises TypeError for another dtype, ValueError for bits, and for words that are not those of k codes.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> jaxgemv.unpack(jnp.array([0x76543210], jnp.uint32), bits=4, k=7)
+    Array([0, 1, 2, 3, 4, 5, 6], dtype=uint8)
+    """
     check_bits("unpack", bits)
     packed = as_array("unpack", "packed", packed)
     check_packed("unpack", "packed", packed, bits, k, "")

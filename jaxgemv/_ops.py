@@ -91,6 +91,17 @@ def gemv(
 
     Raises TypeError for dtypes, ValueError for shapes and values, while tracing; NotImplementedError for a combination
     that the named implementation lacks, while tracing or lowering.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> codes = jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    >>> w = jaxgemv.QuantizedTensor.from_codes(codes, jnp.ones(2), zero=jnp.zeros(2), bits=4)
+    >>> x = jnp.array([1.0, 0.0, 0.0, 2.0])
+    >>> jaxgemv.gemv(x, w)
+    Array([ 9., 21.], dtype=float32)
+    >>> jaxgemv.gemv(x, w, bias=jnp.array([-10.0, 0.0]), activation="relu", residual=jnp.ones(2))
+    Array([ 1., 22.], dtype=float32)
+    >>> jaxgemv.gemv(jnp.ones((5, 3, 4)), w, out_dtype=jnp.bfloat16).shape
+    (5, 3, 2)
     """
     asked = Asked(index, norm, eps, bias, activation, residual, x_scale, out_dtype, implementation)
     if isinstance(w, QuantizedTensor):
@@ -129,6 +140,11 @@ def _public(bits: int):
     - zero, scale: float16, bfloat16 or float32 of shape (), (N,) or (N, G), g = K / G; zero may also be an integer
       array, and None means the mid code {1 << bits - 1}. group_size: needed when G does not divide K.
     - x, bias, out_dtype, out_sharding, implementation and errors: as in `jaxgemv.gemv`.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> Wq = jaxgemv.pack(jnp.array([[1, 0, 1, 1]]), {bits})
+    >>> jaxgemv.{op}(jnp.array([1.0, 2.0, 3.0, 4.0]), Wq, jnp.zeros(1), jnp.ones(1))
+    Array([8.], dtype=float32)
     """
     return _checked_once(gemv_bits, more=("group_size",))
 

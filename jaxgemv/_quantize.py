@@ -52,6 +52,15 @@ def quantize(
     With bits=1 a group becomes plus and minus its mean magnitude (zero = 0.5), by either method. A group with NaN or
     infinity becomes NaN. Works under `jit` and `jax.eval_shape`, in at most two float32 copies of the weight. Raises
     TypeError for dtypes, ValueError for shapes and values.
+
+    >>> import jax, jaxgemv
+    >>> weight = jax.random.normal(jax.random.key(0), (64, 256))
+    >>> w = jaxgemv.quantize(weight, bits=4, group_size=64)
+    >>> w.shape, w.scale.shape, weight.nbytes / w.nbytes
+    ((64, 256), (64, 4), 6.4)
+    >>> w = jaxgemv.quantize(weight.T, format="nvfp4", in_axis=0)
+    >>> w.shape, w.scale.shape, w.scale.dtype.name
+    ((64, 256), (64, 16), 'float8_e4m3fn')
     """
     bits, group_size = resolve("quantize", format, bits, group_size)
     weight = as_array("quantize", "weight", weight)

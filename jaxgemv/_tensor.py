@@ -42,8 +42,17 @@ class QuantizedTensor:
     - group_size: g, needed only when G g != K. k: K, needed only when the last word is not full.
 
     `w[i]`, with an integer, a slice or an integer array, is an entry of a stack, or rows of an (N, K) matrix. `x @ w.T`
-    is `jaxgemv.gemv(x, w)`. Leaves may be arrays, tracers, numpy arrays or `jax.ShapeDtypeStruct`s; they are checked
-    where they are used.
+    is `jaxgemv.gemv(x, w)`. A leaf may be an array, a tracer, a numpy array or a `jax.ShapeDtypeStruct`; they are
+    checked where they are used, which raises TypeError for dtypes and ValueError for shapes and values.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> w = jaxgemv.QuantizedTensor(packed=jnp.array([[0x76543210]], jnp.uint32), scale=jnp.ones(1), bits=4)
+    >>> w.shape, w.dtype, w.nbytes
+    ((1, 8), dtype('float32'), 8)
+    >>> w.dequantize()
+    Array([[-8., -7., -6., -5., -4., -3., -2., -1.]], dtype=float32)
+    >>> jnp.ones(8) @ w.T
+    Array([-36.], dtype=float32)
     """
 
     packed: Array
@@ -81,6 +90,13 @@ class QuantizedTensor:
 
         group_size: needed when G does not divide K, as above. Raises TypeError for dtypes, ValueError for shapes and
         for codes out of range.
+
+        >>> import jax.numpy as jnp, jaxgemv
+        >>> codes = jnp.array([[0, 1, 2, 3], [3, 2, 1, 0]])
+        >>> w = jaxgemv.QuantizedTensor.from_codes(codes, jnp.array([1.0, 0.5]), offset=jnp.ones(2), bits=2)
+        >>> w.dequantize()
+        Array([[1. , 2. , 3. , 4. ],
+               [2.5, 2. , 1.5, 1. ]], dtype=float32)
         """
         op = "QuantizedTensor.from_codes"
         check_bits(op, bits)
@@ -115,6 +131,7 @@ class QuantizedTensor:
 
     @property
     def ndim(self) -> int:
+        """2 for a matrix, more for a stack."""
         return self.packed.ndim
 
     @property
@@ -141,10 +158,15 @@ class QuantizedTensor:
         raise TypeError("QuantizedTensor: x @ w is not there; write x @ w.T, or jaxgemv.gemv(x, w)")
 
     def __getitem__(self, i) -> "QuantizedTensor":
-        """Entries of the leading dimension: of a stack, or rows of a matrix. By an integer array: (*i.shape, ...).
+        """Entries of the leading dimension: of a stack, or rows of a matrix. By an integer array: `(*i.shape, ...)`.
 
-        An index out of range raises IndexError, or while tracing gives NaN weights. `w[...]` is w, as Flax NNX's
-        variables are read.
+        An index out of range raises IndexError, or while tracing gives NaN weights; one of another type TypeError.
+        `w[...]` is w, as Flax NNX's variables are read.
+
+        >>> import jax.numpy as jnp, jaxgemv
+        >>> stack = jaxgemv.quantize(jnp.ones((3, 8, 128)))
+        >>> stack[0].shape, stack[1:].shape, stack[0][jnp.array([2, 7])].shape
+        ((8, 128), (2, 8, 128), (2, 128))
         """
         if i is Ellipsis:
             return self
@@ -168,6 +190,7 @@ class QuantizedTensor:
         return dataclasses.replace(self, **arrays)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Array:
+        """`jaxgemv.dequantize` of this weight."""
         return dequantize(self, dtype)
 
 
@@ -195,9 +218,9 @@ def _checked(i, size: int):
     op = "QuantizedTensor"
     if isinstance(i, bool | tuple | str | float) or i is None or i is Ellipsis:
         raise TypeError(f"{op}: index must be an integer, a slice or an integer array; got {i!r}")
-    i = as_index(op, i, size)
+    given, i = i, as_index(op, i, size)
     if not isinstance(i, Tracer) and not ((np.asarray(i) >= -size) & (np.asarray(i) < size)).all():
-        raise IndexError(f"{op}: index must lie in [{-size}, {size}); got {np.asarray(i)}")
+        raise IndexError(f"{op}: index must lie in [{-size}, {size}); got {np.asarray(given)}")
     return i
 
 
@@ -210,7 +233,17 @@ def _take(a, i):
 
 
 def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
-    """The float weight (..., N, K) in x's order, computed in float32, rounded once to `dtype` (default: `w.dtype`)."""
+    """The float weight (..., N, K) in x's order, computed in float32, rounded once to `dtype` (default: `w.dtype`).
+
+    Raises TypeError for dtypes, and where w has no scale; ValueError for shapes and values.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> codes = jnp.array([[0, 1, 2, 3], [3, 2, 1, 0]])
+    >>> w = jaxgemv.QuantizedTensor.from_codes(codes, jnp.array([1.0, 0.5]), bits=2)
+    >>> jaxgemv.dequantize(w, jnp.bfloat16)
+    Array([[-2, -1, 0, 1],
+           [0.5, 0, -0.5, -1]], dtype=bfloat16)
+    """
     if w.scale is None:
         raise TypeError("dequantize: w.scale must be an array; got None")
     k = w.shape[-1]

@@ -41,7 +41,7 @@ def quantize_tree(
     report: Callable[[Record], Any] | None = None,
     **quantize_arguments: Any,
 ) -> Any:
-    """A pytree of the same structure in which matrices are `QuantizedTensor`s.
+    """A pytree of the same structure in which each matrix is a `QuantizedTensor`.
 
     - tree: any pytree of arrays; tensors that are quantised already stay as they are.
     - in_axis: which axis of a matrix is K, the input features: 0 for Flax kernels (in, out), -1 for (out, in), -2 where
@@ -50,12 +50,20 @@ def quantize_tree(
       below; the path is like "layers/0/mlp/kernel". By default float arrays of two dimensions and more whose path ends
       in kernel, weight or w.
     - donate: deletes each leaf once its codes are there, so that memory never holds more than the tree and one leaf.
-    - report: called with a `Record` for each leaf.
+    - report: called with a record for each leaf: its `path`, `what` became of it, `why`, bytes `before` and `after`.
     - quantize_arguments: of `jaxgemv.quantize`.
 
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
     NamedSharding stay sharded, along K as far as each part is whole words and groups. Raises what `quantize` raises,
     with the path of the leaf.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> params = {"up": {"kernel": jnp.ones((256, 64)), "bias": jnp.zeros(64)}}
+    >>> small = jaxgemv.quantize_tree(params, in_axis=0, report=lambda r: print(r.path, r.what, r.before, r.after))
+    up/bias kept 256 256
+    up/kernel 4 bits, 64x256 65536 9216
+    >>> small["up"]["kernel"].shape
+    (64, 256)
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]

@@ -10,6 +10,10 @@ Of shape (16,), the value of code q at index q:
 Of shape (256,), for codes of 8 bits, though `QuantizedTensor` takes arrays of these dtypes without a table:
 
 - E4M3, E5M2: the values of float8_e4m3fn (which has NaN but no infinities) and float8_e5m2, by ml_dtypes.
+
+>>> from jaxgemv import codebooks
+>>> codebooks.E2M1[:8].tolist()
+[0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 """
 
 import jax.numpy as jnp

@@ -48,6 +48,14 @@ def provider(rules: Sequence[qwix.QuantizationRule], *, method: str = "mse") -> 
     method: as in `jaxgemv.quantize`. Products without a weight and convolutions stay as they are. Float parameters
     become those of the quantised model by `jaxgemv.qwix.quantize_params`. Raises NotImplementedError for what a rule
     asks beyond this, TypeError and ValueError as `jaxgemv.quantize` does.
+
+    >>> import jax.numpy as jnp, jaxgemv.qwix, qwix
+    >>> from flax import nnx
+    >>> x = jnp.ones((2, 256))
+    >>> rules = [qwix.QuantizationRule(weight_qtype=jnp.int4, tile_size=64)]
+    >>> model = qwix.quantize_model(nnx.Linear(256, 64, rngs=nnx.Rngs(0)), jaxgemv.qwix.provider(rules), x)
+    >>> model(x).shape
+    (2, 64)
     """
     return _Provider(rules, method)
 
@@ -57,6 +65,16 @@ def quantize_params(params: Any, abstract_quantized_params: Any, **options: Any)
 
     - params: a nested dict of float arrays. abstract_quantized_params: the parameters of the quantised linen model,
       `jax.eval_shape(model.init, ...)["params"]`, or the quantised nnx model, which may be abstract.
+
+    >>> import jax, jax.numpy as jnp, jaxgemv.qwix, qwix
+    >>> from flax import linen as nn
+    >>> x, dense = jnp.ones((2, 256)), nn.Dense(64)
+    >>> rules = [qwix.QuantizationRule(weight_qtype="nf4")]
+    >>> model = qwix.quantize_model(dense, jaxgemv.qwix.provider(rules))
+    >>> abstract = jax.eval_shape(model.init, jax.random.key(0), x)["params"]
+    >>> params = jaxgemv.qwix.quantize_params(dense.init(jax.random.key(0), x)["params"], abstract)
+    >>> model.apply({"params": params}, x).shape
+    (2, 64)
     """
     ours: Any = SimpleNamespace(quantize=_quantized)  # in the place of Qwix's module with that function
     return qwix.quantize_params(params, abstract_quantized_params, _qarray_module=ours, **options)

@@ -24,7 +24,14 @@ def gemv(
 ) -> Array:
     """`jaxgemv.gemv` without kernels, for any number of rows: dequantises to float32, then one float32 dot product.
 
-    With `implementation="xla"` there are no kernels either, and more than 64 rows are rounded as by default.
+    With `implementation="xla"` there are no kernels either, and more than 64 rows are rounded as by default. Arguments
+    and errors are those of `jaxgemv.gemv`.
+
+    >>> import jax.numpy as jnp, jaxgemv
+    >>> codes = jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    >>> w = jaxgemv.QuantizedTensor.from_codes(codes, jnp.ones(2), zero=jnp.zeros(2), bits=4)
+    >>> jaxgemv.reference.gemv(jnp.array([1.0, 0.0, 0.0, 2.0]), w)
+    Array([ 9., 21.], dtype=float32)
     """
     return _ops.gemv(
         x,

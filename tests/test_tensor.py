@@ -197,8 +197,9 @@ def test_shapes_alone():
 def test_out_of_range(matrix):
     """What can be seen at once is refused, the rest is NaN, and never another row."""
     for bad in (6, -7, np.array([0, 6]), 2**32 + 1, np.int64(2**32)):
-        with pytest.raises(IndexError, match=r"QuantizedTensor: index must lie in \[-6, 6\); got"):
+        with pytest.raises(IndexError) as raised:
             matrix[bad]
+        assert str(raised.value) == f"QuantizedTensor: index must lie in [-6, 6); got {bad}"
     rows = jax.jit(lambda w, i: w[i].dequantize())(matrix, jnp.array([0, 6, -7]))
     assert np.isfinite(rows[0]).all()
     assert np.isnan(rows[1:]).all()

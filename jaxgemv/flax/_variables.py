@@ -33,6 +33,15 @@ def quantize_variables(
     - donate, report, quantize_arguments: as in `jaxgemv.quantize_tree`.
 
     Raises ValueError for variables without params, and what `quantize` raises, with the path of the leaf.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> from jaxgemv.flax.linen import QuantDense, quantize_variables
+    >>> x = jnp.ones((2, 256))
+    >>> trained = nn.Dense(64).init(jax.random.key(0), x)
+    >>> variables = quantize_variables(trained, bits=4)
+    >>> sorted(variables), QuantDense(64, bits=4).apply(variables, x).shape
+    (['params', 'quant'], (2, 64))
     """
     if "params" not in variables:
         raise ValueError(f"{_OP}: variables must have a collection params; got {', '.join(variables)}")

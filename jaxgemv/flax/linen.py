@@ -40,6 +40,13 @@ class QuantDense(nn.Module):
 
     Under `nn.scan` and `nn.vmap`, give `quant` an axis in `variable_axes`, as `params` has one. Raises ValueError
     for the arguments above, and what `jaxgemv.quantize` and `jaxgemv.gemv` raise.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxgemv.flax.linen import QuantDense
+    >>> layer, x = QuantDense(64, bits=4, group_size=32), jnp.ones((2, 256))
+    >>> variables = layer.init(jax.random.key(0), x)
+    >>> layer.apply(variables, x).shape, variables["quant"]["kernel"]["scale"].shape
+    ((2, 64), (64, 8))
     """
 
     features: int
@@ -68,7 +75,7 @@ class QuantDense(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        """inputs (..., in) to (..., features)."""
+        """inputs (..., in), of a float dtype, to (..., features)."""
         _check(self)
         k = jnp.shape(inputs)[-1]
 
@@ -102,6 +109,14 @@ class QuantDense(nn.Module):
 
         A kernel with leading dimensions, (..., in, out), as `nn.scan` and `nn.vmap` stack it, becomes a stack. Raises
         TypeError for another layer, also one derived from `nn.Dense` that computes something else.
+
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import linen as nn
+        >>> from jaxgemv.flax.linen import QuantDense
+        >>> dense, x = nn.Dense(64), jnp.ones((2, 256))
+        >>> layer, variables = QuantDense.from_dense(dense, dense.init(jax.random.key(0), x), bits=8)
+        >>> layer.apply(variables, x).shape
+        (2, 64)
         """
         _layer.check_type("QuantDense.from_dense", "dense", dense, nn.Dense)
         own = {field.name for field in dataclasses.fields(cls)} - {"parent"}

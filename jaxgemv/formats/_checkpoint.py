@@ -28,6 +28,16 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
     - config: of the model, as its family has it (config.json, or the keys of its architecture in a GGUF file).
     - metadata: all else that the file says about itself.
     - entries: name to shape, format and bytes, without reading.
+
+    Reading a tensor raises ValueError where the file is damaged, NotImplementedError where its format has no form here.
+
+    >>> import pathlib, tempfile, jaxgemv.formats, numpy as np
+    >>> from safetensors.numpy import save_file
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> save_file({"norm.weight": np.ones(128, np.float32)}, path, {"made": "by hand"})
+    >>> checkpoint = jaxgemv.formats.open(path)
+    >>> checkpoint, checkpoint.metadata["made"], checkpoint.entries["norm.weight"].format
+    (<Checkpoint of 1 tensors>, 'by hand', 'float32')
     """
 
     def __init__(self, entries: Mapping[str, Entry], config: Mapping[str, Any], metadata: Mapping[str, Any]):

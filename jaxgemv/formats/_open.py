@@ -22,7 +22,7 @@ def open(
     scale_dtype: DTypeLike | None = None,
     requantize: Mapping[str, Any] | bool | None = None,
 ) -> Checkpoint:
-    """The tensors of a checkpoint by name: `QuantizedTensor`s, and numpy arrays of what is not quantised.
+    """The tensors of a checkpoint by name: a `QuantizedTensor` each, or a numpy array of what is not quantised.
 
     - path: a GGUF, safetensors or ONNX file, or a folder with one, or with safetensors in several and their index.
       Of a GGUF model in several files it is any of them. A config.json beside safetensors is read. In them GPTQ, AWQ,
@@ -37,6 +37,18 @@ def open(
     The file is mapped, and a tensor is read when it is asked for; see `Checkpoint`. Raises FileNotFoundError,
     ValueError for a file that is damaged or of an unknown kind, with file, tensor, expected and got; TypeError for
     dtypes; and for a tensor that cannot be represented, NotImplementedError.
+
+    >>> import pathlib, tempfile, jax, jaxgemv.formats, numpy as np
+    >>> from safetensors.numpy import save_file
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> w = jaxgemv.quantize(np.ones((64, 128), np.float32), format="fp8")
+    >>> tensors = {"up.weight": np.asarray(w.packed), "up.weight_scale": np.asarray(w.scale)[:, None]}
+    >>> save_file(tensors | {"norm.weight": np.ones(128, np.float32)}, path)
+    >>> checkpoint = jaxgemv.formats.open(path)
+    >>> {name: type(checkpoint[name]).__name__ for name in sorted(checkpoint)}
+    {'norm.weight': 'ndarray', 'up.weight': 'QuantizedTensor'}
+    >>> jaxgemv.gemv(checkpoint["norm.weight"], checkpoint["up.weight"]).shape
+    (64,)
     """
     if scale_dtype is not None and jnp.dtype(scale_dtype) not in FLOATS:
         raise TypeError(f"{_OP}: scale_dtype must be {names_of(FLOATS)}; got {jnp.dtype(scale_dtype)}")

@@ -22,7 +22,14 @@ _ARGUMENTS |= {"scale_dtype": None, "importance": None}
 
 
 class QuantizedKernel(nnx.Variable):
-    """One array of a quantised kernel. Not an `nnx.Param`, so that gradients and optimizers leave it alone."""
+    """One array of a quantised kernel. Not an `nnx.Param`, so that gradients and optimizers leave it alone.
+
+    >>> from flax import nnx
+    >>> from jaxgemv.flax.nnx import QuantLinear, QuantizedKernel
+    >>> layer = QuantLinear(256, 64, rngs=nnx.Rngs(0))
+    >>> sorted(nnx.state(layer, QuantizedKernel)), sorted(nnx.state(layer, nnx.Param))
+    (['packed', 'scale', 'zero'], ['bias'])
+    """
 
 
 class Quantized(nnx.Module):

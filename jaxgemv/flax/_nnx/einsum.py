@@ -33,6 +33,13 @@ class QuantEinsum(Quantized):
 
     Raises ValueError for the arguments above, NotImplementedError for an einsum_str that is no such product, and what
     `jaxgemv.quantize` and `jaxgemv.gemv` raise.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxgemv.flax.nnx import QuantEinsum
+    >>> layer = QuantEinsum("BTNH,NHD->BTD", (8, 32, 64), bits=4, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((1, 3, 8, 32))).shape, layer.kernel.tensor.shape
+    ((1, 3, 64), (64, 256))
     """
 
     def __init__(
@@ -110,7 +117,14 @@ class QuantEinsum(Quantized):
     def from_einsum(
         cls, layer: nnx.Einsum, *, implementation: str | None = None, **quantize_arguments: Any
     ) -> "QuantEinsum":
-        """The layer that stands for an `nnx.Einsum`, with a copy of its bias; as `QuantLinear.from_linear`."""
+        """The layer that stands for an `nnx.Einsum`, with a copy of its bias; as `QuantLinear.from_linear`.
+
+        >>> from flax import nnx
+        >>> from jaxgemv.flax.nnx import QuantEinsum
+        >>> layer = QuantEinsum.from_einsum(nnx.Einsum("bk,kn->bn", (256, 64), rngs=nnx.Rngs(0)), bits=2)
+        >>> layer.kernel.shape, layer.kernel.tensor.bits
+        ((256, 64), 2)
+        """
         _layer.check_type("QuantEinsum.from_einsum", "layer", layer, nnx.Einsum)
         return cls._of(nnx.clone(layer), implementation=implementation, **quantize_arguments)
 

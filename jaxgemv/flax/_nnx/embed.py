@@ -30,6 +30,16 @@ class QuantEmbed(Quantized):
     - num_embeddings, features, dtype, param_dtype, embedding_init, rngs, embedding_metadata: as in `nnx.Embed`.
     - promote_dtype: only the default.
     - implementation, of `attend`, and quantize_arguments: as in `QuantLinear`.
+
+    Raises ValueError for promote_dtype, and what `jaxgemv.quantize` raises.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxgemv.flax.nnx import QuantEmbed
+    >>> embed = QuantEmbed(1000, 256, bits=8, rngs=nnx.Rngs(0))
+    >>> x = embed(jnp.array([3, 1, 4]))
+    >>> x.shape, embed.attend(x).shape
+    ((3, 256), (3, 1000))
     """
 
     def __init__(
@@ -77,7 +87,7 @@ class QuantEmbed(Quantized):
         return rows(self.embedding, inputs)
 
     def attend(self, query: Array, out_sharding=None) -> Array:
-        """(..., features) times each row: (..., num_embeddings). out_sharding: as in `jaxgemv.gemv`."""
+        """(..., features) times each row: (..., num_embeddings). out_sharding and errors: as in `jaxgemv.gemv`."""
         return gemv(
             jnp.asarray(query, self.dtype),
             self.embedding,
@@ -89,7 +99,13 @@ class QuantEmbed(Quantized):
     def from_embed(
         cls, embed: nnx.Embed, *, implementation: str | None = None, **quantize_arguments: Any
     ) -> "QuantEmbed":
-        """The layer that stands for an `nnx.Embed`; as `QuantLinear.from_linear`."""
+        """The layer that stands for an `nnx.Embed`; as `QuantLinear.from_linear`.
+
+        >>> from flax import nnx
+        >>> from jaxgemv.flax.nnx import QuantEmbed
+        >>> QuantEmbed.from_embed(nnx.Embed(1000, 256, rngs=nnx.Rngs(0)), bits=8).embedding.shape
+        (1000, 256)
+        """
         _layer.check_type("QuantEmbed.from_embed", "embed", embed, nnx.Embed)
         return cls._of(embed, implementation=implementation, **quantize_arguments)
 

@@ -24,9 +24,9 @@ class QuantLinear(Quantized):
     """A linear layer with the arguments of `nnx.Linear`, or of `nnx.LinearGeneral`, and a kernel of low-bit codes.
 
     State: `bias`, an `nnx.Param`, and the arrays of a `jaxgemv.QuantizedTensor` of shape (out_features,
-    in_features) as `QuantizedKernel`s: `packed`, `scale`, and `zero` unless symmetric, or what the format has instead
-    (an imported kernel may bring others). Several features become one, those of `batch_axis` stay in front. Axis
-    names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to its arrays, out before in.
+    in_features), each a `QuantizedKernel`: `packed`, `scale`, and `zero` unless symmetric, or what the format has
+    instead (an imported kernel may bring others). Several features become one, those of `batch_axis` stay in front.
+    Axis names on the kernel (`nnx.with_partitioning`, `kernel_metadata`) pass to its arrays, out before in.
 
     - in_features, out_features, axis, batch_axis: as in `nnx.LinearGeneral`. By default the last axis of x.
     - use_bias, dtype, param_dtype, kernel_init, bias_init, preferred_element_type, rngs, kernel_metadata,
@@ -39,6 +39,13 @@ class QuantLinear(Quantized):
       `jaxgemv.quantize`; the attributes bits and group_size are those of the format, or the defaults.
 
     Raises ValueError for the arguments above, and what `jaxgemv.quantize` and `jaxgemv.gemv` raise.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxgemv.flax.nnx import QuantLinear
+    >>> layer = QuantLinear(256, 64, bits=4, group_size=32, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 256))).shape, layer.kernel.shape, layer.kernel.tensor.shape
+    ((2, 64), (256, 64), (64, 256))
     """
 
     def __init__(
@@ -99,7 +106,7 @@ class QuantLinear(Quantized):
         return Kernel(self._tensor, self._layout)
 
     def __call__(self, inputs: Array, out_sharding=None) -> Array:
-        """inputs (..., in_features) to (..., out_features). out_sharding: as in `jaxgemv.gemv`, for Explicit axes."""
+        """Float inputs (..., in_features) to (..., out_features). out_sharding: as in `jaxgemv.gemv`."""
         kernel = self.kernel
         bias = None if self.bias is None else self.bias[...]
         x, out_dtype = _layer.promoted(
@@ -129,6 +136,13 @@ class QuantLinear(Quantized):
 
         A kernel with dimensions in front, as `nnx.vmap` stacks it, becomes a stack. Raises TypeError for another
         layer, also one derived from `nnx.Linear` that computes something else, such as `nnx.LoRALinear`.
+
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jaxgemv.flax.nnx import QuantLinear
+        >>> layer = QuantLinear.from_linear(nnx.Linear(256, 64, rngs=nnx.Rngs(0)), format="nf4")
+        >>> layer(jnp.ones((2, 256))).shape, layer.kernel.tensor.codebook.shape
+        ((2, 64), (16,))
         """
         kind = nnx.LinearGeneral if isinstance(linear, nnx.LinearGeneral) else nnx.Linear
         _layer.check_type("QuantLinear.from_linear", "linear", linear, kind)

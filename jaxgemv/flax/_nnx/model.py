@@ -67,6 +67,14 @@ def quantize_model(
     NamedSharding stay sharded, as in `jaxgemv.quantize_tree`. Works under `jit` and `nnx.eval_shape`, which gives the
     model into which a checkpoint is restored. Raises TypeError for another model, and what `quantize` raises, with the
     path of the leaf.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxgemv.flax.nnx import quantize_model
+    >>> model = nnx.Sequential(nnx.Linear(256, 512, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(512, 64, rngs=nnx.Rngs(1)))
+    >>> small = quantize_model(model, bits=4, group_size=64)
+    >>> small(jnp.ones((2, 256))).shape, [type(layer).__name__ for layer in small.layers[::2]]
+    ((2, 64), ['QuantLinear', 'QuantLinear'])
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"{_OP}: model must be a flax.nnx.Module; got {type(model).__name__}")
