@@ -9,7 +9,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+
+try:
+    from jax.experimental.pallas import triton
+except ImportError:  # jax 0.11 says that it will go
+    triton = None
 
 NOTHING = -1e30  # the score of a position that is not seen
 TILE = 16  # rows of q that the tensor cores take at least
@@ -18,9 +22,10 @@ TILE = 16  # rows of q that the tensor cores take at least
 def takes(cache):
     """Whether the kernel is for such keys and values: Triton wants powers of two."""
     width = cache[0].shape[-1]
-    return width >= 32 and width & (width - 1) == 0
+    return triton is not None and width >= 32 and width & (width - 1) == 0
 
 
+@functools.partial(jax.jit, static_argnames=("config", "window", "interpret"))  # traced once for all layers
 def attend(y, norms, cache, positions, turn, config, window=0, interpret=False):
     """What model.attend_all gives for the one token of y (1, heads + 2 kv_heads, D)."""
     kv_heads, size, width = cache[0].shape
