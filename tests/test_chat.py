@@ -184,7 +184,7 @@ def default_model(example):
 
 
 def test_default_model(default_model, example, on_cpu, monkeypatch, capsys):
-    """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart).
+    """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart); so do we.
 
     llama.cpp: ik-llama-cpp-python 0.1.5, one token at a time.
     """
@@ -197,11 +197,11 @@ def test_default_model(default_model, example, on_cpu, monkeypatch, capsys):
     params, config, tokenizer = checkpoints.open_model(default_model, jnp.float32)
     text = (Path(__file__).parent.parent / "LICENSE").read_text()[:3000]
     ids = tokenizer.ids(text)[:512]
-    y, _ = jax.jit(model.forward, static_argnames=("config", "linear"))(
-        params, jnp.asarray(ids), config, gemv
-    )
-    log_p = np.asarray(jax.nn.log_softmax(y[:-1]))[np.arange(511), ids[1:]]
-    np.testing.assert_allclose(-log_p.mean(), 2.76624, rtol=0.005)
+    forward = jax.jit(model.forward, static_argnames=("config", "linear"))
+    for linear in example("decode").LINEAR.values():
+        y, _ = forward(params, jnp.asarray(ids), config, linear)
+        log_p = np.asarray(jax.nn.log_softmax(y[:-1]))[np.arange(511), ids[1:]]
+        np.testing.assert_allclose(-log_p.mean(), 2.76624, rtol=0.005)
 
 
 def as_mlx_folder(file: Path, folder: Path, example):
