@@ -5,6 +5,7 @@
 - `python -m bench.decode --devices 2 --sizes 8b`: each matrix cut over two GPUs
 - `python -m bench.decode --steps-per-call 8`: eight tokens from one jitted program, as a loop in it
 - `python -m bench.decode --platform cpu --gguf FILE.gguf --llama-cpp`: a file as it is, beside llama.cpp
+- `python -m bench.decode --activations exact,int8`: x of each product as it is, and in 8 bits as llama.cpp has it
 - `python -m bench.decode --plot FILE.json`: draws an earlier result again
 
 A step is that of examples/decode.py: one jitted dispatch, the cache donated, the most likely token taken. The token
@@ -15,6 +16,7 @@ llama.cpp with the same file, by xllamacpp, ik_llama_cpp or llama_cpp. `--withou
 
 import argparse
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -57,7 +59,7 @@ def main() -> None:
     rows: list[reports.Row] = []
     path = None
     with report.progress() as progress:
-        models = len(args.sizes) * len(args.weights) + bool(args.gguf)
+        models = len(args.activations) * (len(args.sizes) * len(args.weights) + bool(args.gguf))
         total = models * len(args.batches) * len(args.contexts)
         task = progress.add_task("reading", total=total + len(_peer_cells(args, devices[0], plan)))
         bytes_per_us, how = _read_limit(devices[0])
@@ -81,24 +83,23 @@ def main() -> None:
 def _rows(args, devices: list, plan: step.Plan, update) -> Iterator[reports.Row]:
     cells = [(batch, context) for batch in args.batches for context in args.contexts]
     peers = _peer_cells(args, devices[0], plan)
-    made = {(size, kind): partial(step.random, size, kind) for size in args.sizes for kind in args.weights}
+    models = [(size, kind, partial(step.random, size, kind)) for size in args.sizes for kind in args.weights]
     if args.gguf:
         longest = plan.size(max(args.contexts))
-        made[args.gguf.stem, "native"] = partial(step.of_file, args.gguf, longest)
-    for (name, kind), make in made.items():
+        models.append((args.gguf.stem, "native", partial(step.of_file, args.gguf, longest)))
+    for (name, kind, make), x in itertools.product(models, args.activations):
         update(description=f"{name} {kind}: making the weights")
         of, mesh, note = None, None, None
         try:
-            of = make()
+            of = make(x)
             if args.devices > 1:
                 of, mesh = step.cut(of, devices)
         except _FAILURES as error:
             note = decode_peers.reason(error)
         for batch, context in cells:
-            update(description=f"{name} {kind}, batch {batch}, context {context}")
-            row = reports.Row(
-                name, kind, reports.OURS, batch, context, plan.size(context), args.devices, note=note
-            )
+            update(description=f"{name} {kind}, {x} x, batch {batch}, context {context}")
+            cell = batch, context, plan.size(context), args.devices
+            row = reports.Row(name, kind, x, reports.OURS, *cell, note=note)
             if of is not None:
                 row = _measured(row, of, plan, mesh)
             yield row
@@ -131,7 +132,8 @@ def _peer_cells(args, device, plan: step.Plan) -> list[dict]:
     def add(library, model, weights, batches, **rest):
         for batch in batches:
             for context in args.contexts:
-                cell = {"library": library, "model": model, "weights": weights, "batch": batch}
+                cell = {"library": library, "model": model, "weights": weights, "activations": ""}
+                cell["batch"] = batch
                 cells.append(cell | {"context": context, "size": plan.size(context)} | shared | rest)
 
     if device.platform == "gpu" and args.devices == 1 and wanted("torch"):
@@ -171,6 +173,10 @@ def _arguments() -> argparse.Namespace:
         "--weights", type=words, metavar="NAME,...", default=["bf16", "int8", "int4", "nf4"],
         help="of those sizes (default: bf16,int8,int4,nf4; there is f32 too)",
     )  # fmt: skip
+    parser.add_argument(
+        "--activations", type=words, metavar="NAME,...", default=["exact"],
+        help="exact (default), int8, or of a file f32, bf16",
+    )  # fmt: skip
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="a model with the codes of its file")
     parser.add_argument("--batches", type=numbers, default=[1, 4, 16], metavar="B,...", help="sequences")
     parser.add_argument(
@@ -185,7 +191,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--save", action="store_true", help="write to bench/results/<device>-<date>-decode")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the PNG of such a FILE, and no more")
     args = arguments.parse(parser)
-    for given, known in ((args.sizes or [], step.embedded.SIZES), (args.weights, step.embedded.KINDS)):
+    x = step.ACTIVATIONS if args.gguf and not args.sizes else step.decode.LINEAR
+    lists = (
+        (args.sizes or [], step.embedded.SIZES),
+        (args.weights, step.embedded.KINDS),
+        (args.activations, x),
+    )
+    for given, known in lists:
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))} is not one of {', '.join(known)}")
     return args

@@ -52,15 +52,21 @@ def draw(path: Path) -> Path | None:
     return figures.saved(pyplot, figure, path)
 
 
-def _lines(rows: list[dict]) -> list[tuple[str, str]]:
+def _lines(rows: list[dict]) -> list[tuple[str, ...]]:
     """A bar for each: ours first."""
-    return sorted({(r["system"], r["weights"]) for r in rows}, key=lambda s: (s[0] != OURS, s))
+    return sorted({_line(r) for r in rows}, key=lambda s: (s[0] != OURS, s))
+
+
+def _line(r: dict) -> tuple[str, ...]:
+    """Its system, weights, and activations where these are not the model's own."""
+    x = r.get("activations", "")
+    return r["system"], r["weights"], *([f"x {x}"] if x not in ("", "exact") else [])
 
 
 def _panel(axis, rows: list[dict], lines: list, us_a_unit: float, names: bool) -> None:
     longest = max((r["us"] for r in rows), default=1) / us_a_unit
     for r in rows:
-        y, begin = lines.index((r["system"], r["weights"])), 0.0
+        y, begin = lines.index(_line(r)), 0.0
         parts = {name: color for name, (_, color) in _PARTS.items() if r[name]} or {"us": _WHOLE}
         # What was profiled may have taken longer than what was timed: the bar is as long as the time.
         scale = r["us"] / sum(r[name] for name in parts) / us_a_unit

@@ -16,6 +16,7 @@ class Row:
 
     model: str
     weights: str
+    activations: str
     system: str
     batch: int
     context: int  # tokens in the cache before the first that is timed
@@ -65,7 +66,7 @@ def table(rows: list[Row], device: str) -> Table:
     if rows and rows[0].devices > 1:
         title += f", {rows[0].devices} devices"
     out = Table(title=title, title_justify="left")
-    for name in ("model", "weights", "system"):
+    for name in ("model", "weights", "x", "system"):
         out.add_column(name, no_wrap=True)
     for name in ("batch", "context", *columns):
         out.add_column(name, justify="right", no_wrap=True)
@@ -74,7 +75,7 @@ def table(rows: list[Row], device: str) -> Table:
         if group != (group := (r.model, r.batch, r.context)):
             out.add_section()
         cells = (cell(r) for cell in columns.values())
-        out.add_row(r.model, r.weights, r.system, str(r.batch), str(r.context), *cells)
+        out.add_row(r.model, r.weights, r.activations, r.system, str(r.batch), str(r.context), *cells)
     return out
 
 
@@ -87,7 +88,9 @@ def notes(rows: list[Row], how: str) -> list[str]:
         lines.append(
             "ours, XLA: in whose kernels, by a profile, which may slow them down; idle: what that leaves of us."
         )
-    missing = {f"{r.model} {r.weights}, {r.system}: {r.note}": None for r in rows if r.note}
+    missing = {
+        f"{r.model} {r.weights}, {r.activations} x, {r.system}: {r.note}": None for r in rows if r.note
+    }
     return lines + list(missing)
 
 

@@ -29,9 +29,13 @@ _WARM_UP = 4  # calls: the first records, or compiles, what later ones replay
 _LONG = 20  # seconds, after which two rounds are enough
 
 
+ACTIVATIONS = {"exact": None, "f32": jnp.float32, "bf16": jnp.bfloat16, "int8": None}  # dtypes, of a file
+
+
 class Model(NamedTuple):
     name: str
     weights: str
+    activations: str
     params: Any
     config: Any
 
@@ -56,17 +60,20 @@ class Timed(NamedTuple):
     note: str | None  # why there is no split
 
 
-def random(size: str, kind: str) -> Model:
-    config = embedded.SIZES[size]
-    return Model(size, kind, embedded.random_model(config, kind, iter), config)
+def random(size: str, kind: str, activations: str = "exact") -> Model:
+    config = dataclasses.replace(embedded.SIZES[size], activations=activations)
+    return Model(size, kind, activations, embedded.random_model(config, kind, iter), config)
 
 
-def of_file(path: Path, context: int) -> Model:
+def of_file(path: Path, context: int, activations: str = "exact") -> Model:
     import checkpoints  # which takes more packages than the others
 
-    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16  # as examples/chat.py has it
+    # By default as examples/chat.py has it.
+    dtype = ACTIVATIONS[activations] or (jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
     params, config, _ = checkpoints.open_model(path, dtype, context=context)
-    return Model(path.stem, "native", params, config)
+    if activations in decode.LINEAR:
+        config = dataclasses.replace(config, activations=activations)
+    return Model(path.stem, "native", activations, params, config)
 
 
 def bytes_read(of: Model, batch: int, positions: float) -> int:
@@ -101,14 +108,18 @@ def _specs(params):
     return jax.tree.map_with_path(spec, params)
 
 
-def _shard_linear(x, w, *, residual=None, **parts):
-    y = decode.linear(x, w, **parts)
-    return y if residual is None else residual + jax.lax.psum(y, AXIS)  # the products that INPUTS names
+def _shard_linear(linear):
+    def product(x, w, *, residual=None, **parts):
+        y = linear(x, w, **parts)
+        return y if residual is None else residual + jax.lax.psum(y, AXIS)  # the products that INPUTS names
+
+    return product
 
 
 def _shard_step(params, tokens, count, position, cache, key, temperature, top_p, config):
     """decode.step, of the part that a device has."""
-    logits, cache = model.forward(params, tokens, config, _shard_linear, cache, position, last=count - 1)
+    linear = _shard_linear(decode.LINEAR[config.activations])
+    logits, cache = model.forward(params, tokens, config, linear, cache, position, last=count - 1)
     logits = jax.lax.all_gather(logits[0], AXIS, tiled=True)
     token = decode.sample(logits, jax.random.fold_in(key, position + count), temperature, top_p)
     return token.astype(jnp.int32)[None], position + count, cache

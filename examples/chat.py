@@ -7,6 +7,7 @@ Without a prompt it is a conversation. The first time, the default model is down
 """
 
 import argparse
+import dataclasses
 import pathlib
 import time
 
@@ -25,7 +26,8 @@ class Conversation:
     def __init__(self, of: checkpoints.Model, args):
         self.tokenizer, self.tokens, self.messages = of.tokenizer, args.tokens, []
         sampling = {"temperature": args.temperature or None, "top_p": args.top_p, "seed": args.seed}
-        self.decoder = decode.Decoder(of.params, of.config, steps=args.steps_per_call, **sampling)
+        config = dataclasses.replace(of.config, activations=args.activations)
+        self.decoder = decode.Decoder(of.params, config, steps=args.steps_per_call, **sampling)
 
     def reply(self, text: str):
         """Yields the ids of the answer."""
@@ -67,6 +69,7 @@ def main():
     parser.add_argument("prompt", nargs="?", help="one question; without it, a conversation")
     parser.add_argument("--model", help="a GGUF file, or a folder with config.json and safetensors files")
     parser.add_argument("--weights", choices=checkpoints.WEIGHTS, default="native")
+    parser.add_argument("--activations", choices=decode.LINEAR, default="exact", help="int8: as llama.cpp")
     parser.add_argument("--tokens", type=int, default=256, help="at most, of an answer")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the most likely token always")

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Iterator
 
+import activations
 import jax
 import jax.numpy as jnp
 import model
@@ -19,13 +20,17 @@ def linear(x, w, **parts):
     return (gemv if isinstance(w, QuantizedTensor) else model.around(gemv))(x, w, **parts)
 
 
+LINEAR = {"exact": linear, "int8": activations.in_int8(linear)}  # by the activations of a Config
+
+
 def step(params, tokens, count, position, cache, key, temperature, top_p, config):
     """Reads the first `count` of tokens (T,), which start at `position`; the next token (1,), its position, the cache.
 
     With a whole prompt it is the prefill, with one token the decode step. temperature: None for the most likely token.
     top_p: only the most likely tokens, which together have this probability; None for all.
     """
-    logits, cache = model.forward(params, tokens, config, linear, cache, position, last=count - 1)
+    product = LINEAR[config.activations]
+    logits, cache = model.forward(params, tokens, config, product, cache, position, last=count - 1)
     position = position + count
     token = sample(logits[0], jax.random.fold_in(key, position), temperature, top_p)
     return token.astype(jnp.int32)[None], position, cache

@@ -38,6 +38,7 @@ class Config:
     window: int = 0
     query_scalar: float = 0.0  # whose root divides scores, instead of head_dim
     local_theta: float = 10_000.0
+    activations: str = "exact"  # what products are given: decode.py
 
     def is_local(self, layer):
         return self.global_every > 0 and (layer + 1) % self.global_every != 0

@@ -7,6 +7,7 @@ figure for the same file and tokens is beside ours; it rounds x to int8, and key
 """
 
 import argparse
+import dataclasses
 import pathlib
 import pydoc_data.topics
 
@@ -40,8 +41,9 @@ def windows_of(tokenizer: tokens.Tokenizer, text: str, count: int) -> np.ndarray
 
 def bits_per_byte(of: checkpoints.Model, windows: np.ndarray, title: str) -> float:
     """Of the last STRIDE tokens of each window, which no other has among its last."""
+    linear = decode.LINEAR[of.config.activations]
     each = (
-        bits(of.params, jnp.asarray(w), config=of.config, linear=decode.linear, stride=STRIDE)
+        bits(of.params, jnp.asarray(w), config=of.config, linear=linear, stride=STRIDE)
         for w in track(windows, title, console=console, transient=True)
     )
     return sum(map(float, each)) * STRIDE / scored_bytes(of, windows)
@@ -86,15 +88,17 @@ def main():
     parser.add_argument("--windows", type=int, default=16, help=f"of {STRIDE} tokens each")
     kinds = {"nargs": "+", "choices": checkpoints.WEIGHTS}
     parser.add_argument("--weights", **kinds, default=["native", "int8", "int4", "nf4"])
+    parser.add_argument("--activations", choices=decode.LINEAR, default="exact", help="int8: as llama.cpp")
     args = parser.parse_args()
 
     path = pathlib.Path(args.model) if args.model else checkpoints.default_model()
     text = args.text.read_text() if args.text else "\n".join(pydoc_data.topics.topics.values())
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    table = Table("weights", "MB", "bits/byte", title=path.name)
+    table = Table("weights", "MB", "bits/byte", title=f"{path.name}, {args.activations} activations")
     windows = of = None
     for kind in args.weights:
         of = checkpoints.open_model(path, dtype, context=WINDOW, weights=checkpoints.WEIGHTS[kind])
+        of = of._replace(config=dataclasses.replace(of.config, activations=args.activations))
         if windows is None:
             windows = windows_of(of.tokenizer, text, args.windows)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(of.params)) / 1e6

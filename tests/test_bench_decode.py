@@ -62,6 +62,22 @@ def test_a_run(run, tmp_path):
     assert path.with_suffix(".png").exists() == ("no plot" not in output and "plot: None" not in output)
 
 
+def test_int8_activations(run, tmp_path):
+    """Other products of the same weights, and rows of their own."""
+    path = tmp_path / "decode.json"
+    few = "--batches", "1", "--tokens", "2", "--rounds", "2", "--out", str(path)
+    output = run("--weights", "int4", "--activations", "exact,int8", *few)
+    rows = json.loads(path.read_text())["rows"]
+    assert [r["activations"] for r in rows] == ["exact", "int8"]
+    assert rows[0]["nbytes"] == rows[1]["nbytes"]
+    assert all(r["note"] is None and r["ours_us"] > 0 and r["activations"] in output for r in rows)
+
+
+def test_activations_of_a_file_only(run):
+    with pytest.raises(SystemExit):
+        run("--weights", "int4", "--activations", "bf16")
+
+
 def test_an_interrupt_leaves_what_was_measured(run, monkeypatch, tmp_path):
     measure = decode_step.measure
 
@@ -82,7 +98,7 @@ def test_a_model_that_cannot_run(run, monkeypatch):
         raise MemoryError("not today")
 
     monkeypatch.setattr(decode_step, "measure", refuse)
-    assert "tiny int4, jaxgemv: MemoryError: not today" in run("--weights", "int4", "--batches", "1")
+    assert "tiny int4, exact x, jaxgemv: MemoryError: not today" in run("--weights", "int4", "--batches", "1")
 
 
 def test_a_peer_that_is_not_there():
@@ -93,7 +109,11 @@ def test_a_peer_that_is_not_there():
         pytest.skip("it is")
     assert len(found) == 2
     assert all(each["note"] for each in found)
-    rows = [decode_report.row(model="m", weights="w", system="s", batch=1, context=8, size=8, **found[0])]
+    rows = [
+        decode_report.row(
+            model="m", weights="w", activations="", system="s", batch=1, context=8, size=8, **found[0]
+        )
+    ]
     decode_report.complete(rows[0], 1.0)
     assert decode_report.table(rows, "a device").row_count == 1
 

@@ -61,8 +61,28 @@ def test_codes_stay_codes(example, on_cpu, rng, tmp_path):
     np.testing.assert_allclose(y, expected, atol=3e-2 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("steps", ["1", "3"])
-def test_conversation(steps, example, on_cpu, rng, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_int8_activations(architecture, example, on_cpu, rng, tmp_path):
+    """Of codes: near the exact answer, and another one; a prompt is read as its tokens are, one by one."""
+    import gguf
+
+    write(tmp_path / "m.gguf", architecture, rng, gguf.GGMLQuantizationType.Q8_0)
+    checkpoints, decode, model = example("checkpoints"), example("decode"), example("model")
+    params, config, _ = checkpoints.open_model(tmp_path / "m.gguf", jnp.float32)
+    tokens = jnp.asarray([3, 200, 7, 7, 31])
+    forward = jax.jit(model.forward, static_argnames=("config", "linear"))
+    exact, _ = forward(params, tokens, config, decode.LINEAR["exact"])
+    y, _ = forward(params, tokens, config, decode.LINEAR["int8"])
+    distance = np.abs(y - exact).max() / np.abs(exact).max()
+    assert 1e-4 < distance < 0.1
+    cache = model.empty_cache(params, config, size=8)
+    for i in range(len(tokens)):
+        one, cache = forward(params, tokens[i : i + 1], config, decode.LINEAR["int8"], cache, i)
+        assert np.abs(one[0] - y[i]).max() < distance * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(("steps", "activations"), [("1", "exact"), ("3", "exact"), ("1", "int8")])
+def test_conversation(steps, activations, example, on_cpu, rng, tmp_path, monkeypatch, capsys):
     """Two turns, in a cache that grows; what the model has read is the conversation."""
     write(tmp_path / "m.gguf", "llama", rng)
     chat = example("chat")
@@ -71,6 +91,7 @@ def test_conversation(steps, example, on_cpu, rng, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(chat.console, "input", lambda *_: next(lines))
     monkeypatch.setattr(chat, "Conversation", lambda *of: talks.append(make(*of)) or talks[0])
     options = ["--model", str(tmp_path / "m.gguf"), "--tokens", "4", "--steps-per-call", steps]
+    options += ["--activations", activations]
     monkeypatch.setattr(sys, "argv", ["chat.py", *options])
     chat.main()
     (talk,) = talks
@@ -163,7 +184,7 @@ def default_model(example):
 
 
 def test_default_model(default_model, example, on_cpu, monkeypatch, capsys):
-    """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart).
+    """It answers, and predicts the licence as llama.cpp does, which rounds x to int8 (a thousandth apart); so do we.
 
     llama.cpp: ik-llama-cpp-python 0.1.5, one token at a time.
     """
@@ -176,11 +197,11 @@ def test_default_model(default_model, example, on_cpu, monkeypatch, capsys):
     params, config, tokenizer = checkpoints.open_model(default_model, jnp.float32)
     text = (Path(__file__).parent.parent / "LICENSE").read_text()[:3000]
     ids = tokenizer.ids(text)[:512]
-    y, _ = jax.jit(model.forward, static_argnames=("config", "linear"))(
-        params, jnp.asarray(ids), config, gemv
-    )
-    log_p = np.asarray(jax.nn.log_softmax(y[:-1]))[np.arange(511), ids[1:]]
-    np.testing.assert_allclose(-log_p.mean(), 2.76624, rtol=0.005)
+    forward = jax.jit(model.forward, static_argnames=("config", "linear"))
+    for linear in example("decode").LINEAR.values():
+        y, _ = forward(params, jnp.asarray(ids), config, linear)
+        log_p = np.asarray(jax.nn.log_softmax(y[:-1]))[np.arange(511), ids[1:]]
+        np.testing.assert_allclose(-log_p.mean(), 2.76624, rtol=0.005)
 
 
 def as_mlx_folder(file: Path, folder: Path, example):

@@ -8,7 +8,7 @@
 #include "common/codes.h"
 #include "common/fixed_point.h"
 #include "common/x.h"
-#include "dot_rows.h"
+#include "dot_strips.h"
 #include "isa/avx512bf16.h"
 
 namespace jaxgemv::cpu {
@@ -107,16 +107,31 @@ struct Bf16Dot {
     total += sum * scale;
   }
 
+  static bool is_by_lane(const Problem& p) { return p.group < kCodes && p.group < p.K; }
   static Index scratch_size(const Problem& p, const Operands&) {
+    if (is_by_lane(p)) return strips_scratch(p);
     return kSumsAtOnce * Runs::of<Bf16Dot>(p).scales_size + padded(groups_of(p));
   }
 
-  template <int kXRows, bool kByLane>
+  template <int kXRows>
+  static void run_by_lane(const Problem& p, const Operands& o, Index slice, Index stack,
+                          const float* sums, Index begin, Index end, float* scratch) {
+    const C codes(p, o, stack);
+    const LaneGroups<kCodes> lanes(p);
+    const Runs runs = Runs::of<Bf16Dot>(p);
+    const float* const x = sums + sums_size(p);
+    for_each_strip<C, kXRows>(p, o, slice, stack, begin, end, sums, scratch,
+                              [&](const uint8_t* row, const float* scales, Floats(&total)[kXRows]) {
+                                add_row<Bf16Dot, false>(codes, runs, x, row, scales, lanes, x,
+                                                        total);
+                              });
+  }
+
+  template <int kXRows>
   static void run_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                        const float* sums, Index begin, Index end, float* scales) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
-    const Ints group_of_lane = groups_of_lanes<kCodes>(p);
     const Runs runs = Runs::of<Bf16Dot>(p);
     const Index groups = groups_of(p);
     const float* const x = sums + sums_size(p);
@@ -127,14 +142,13 @@ struct Bf16Dot {
             float (&y)[kCount][kXRows]) {
           Floats total[kCount][kXRows], shift[kCount][kXRows] = {};
           for (int r = 0; r < kCount; ++r) {
-            read_params<C>(p, o, stack, n[r], groups, scales + r * runs.scales_size, offsets);
+            read_params<C>(p, o, stack, n[r], 1, groups, scales + r * runs.scales_size, offsets);
             for (int m = 0; C::kShifted && m < kXRows; ++m)
               for (Index g = 0; g < groups; g += kLanes)
                 shift[r][m] +=
                     load_floats(offsets + g) * load_floats(sums + m * padded(groups) + g);
           }
-          add_runs<Bf16Dot, kByLane, kByLane>(codes, runs, x, rows, scales, group_of_lane, x,
-                                              total);
+          add_runs<Bf16Dot, false, 0>(codes, runs, x, rows, scales, Ints{}, x, total);
           for (int r = 0; r < kCount; ++r)
             for (int m = 0; m < kXRows; ++m) y[r][m] = sum_of(total[r][m] + shift[r][m]);
         });
@@ -143,8 +157,7 @@ struct Bf16Dot {
   template <int kXRows>
   static void run_x_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                          const float* x, Index begin, Index end, float* scratch) {
-    const bool is_by_lane = p.group < kCodes && p.group < p.K;
-    const auto run = is_by_lane ? run_rows<kXRows, true> : run_rows<kXRows, false>;
+    const auto run = is_by_lane(p) ? run_by_lane<kXRows> : run_rows<kXRows>;
     run(p, o, slice, stack, x, begin, end, scratch);
   }
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,

@@ -92,7 +92,7 @@ struct F32Dot {
             float (&y)[kCount][kXRows]) {
           Floats total[kCount][kXRows];
           for (int r = 0; r < kCount; ++r)
-            read_groups(o.scale, stack, n[r], groups, scales + r * runs.scales_size);
+            read_groups(o.scale, stack, n[r], 1, groups, scales + r * runs.scales_size);
           add_runs<F32Dot, kByLane, kFixed>(codes, runs, x, rows, scales, group_of_lane, x, total);
           for (int r = 0; r < kCount; ++r)
             for (int m = 0; m < kXRows; ++m) {

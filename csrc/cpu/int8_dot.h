@@ -9,7 +9,7 @@
 #pragma once
 
 #include "common/codes.h"
-#include "dot_rows.h"
+#include "dot_strips.h"
 #include "int8_dot_x.h"
 
 namespace jaxgemv::cpu {
@@ -68,22 +68,21 @@ struct Int8Dot : SlicedX<C> {
     }
   }
 
-  // Of a row of weights: its offsets' part of the sums, and [row of x][run] scale * quantum; or where
-  // blocks hold several groups [group] scale alone. `params` is scratch.
-  template <int kXRows, bool kNarrow>
+  // Of a row of weights: its offsets' part of the sums, and [row of x][run] scale * quantum. `params` is
+  // scratch.
+  template <int kXRows>
   static void load_row(const Problem& p, const Operands& o, Index stack, Index n,
                        const Shape& shape, const Packed& x, float* params, float* factors,
                        Floats (&shift)[kXRows]) {
     const Index groups = padded(shape.groups), runs = padded(shape.runs);
-    float *scales = kNarrow ? factors : params, *offsets = params + groups;
-    read_params<C>(p, o, stack, n, shape.groups, scales, offsets);
+    float *scales = params, *offsets = params + groups;
+    read_params<C>(p, o, stack, n, 1, shape.groups, scales, offsets);
     JAXGEMV_UNROLL
     for (int m = 0; m < kXRows; ++m, factors += shape.factors_size) {
       Floats sum = {};
       for (Index g = 0; g < groups; g += kLanes)
         sum += load_floats(offsets + g) * load_floats(x.sums + m * groups + g);
       shift[m] = sum;
-      if (kNarrow) continue;
       const float* quanta = x.quanta + m * runs;
       if (shape.group_runs == 1) {
         for (Index g = 0; g < groups; g += kLanes)
@@ -131,44 +130,54 @@ struct Int8Dot : SlicedX<C> {
     for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
   }
 
-  // The same where blocks hold several groups. One row after another, whose sums then stay in
-  // registers while they are scaled: with all at once int8 took 7% longer (docs/cpu-notes.md).
-  template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
-  static void multiply_narrow(const C& codes, const Shape& shape, const Packed& x,
-                              const uint8_t* const (&rows)[kCount], const float* scales,
-                              Ints group_of_lane, Floats (&total)[kCount][kXRows]) {
-    const Index words = shape.words, size = shape.factors_size * kXRows;
+  // The products of one row where blocks hold several groups.
+  template <int kXRows, int kSlices>
+  static void add_narrow(const C& codes, const Shape& shape, const Packed& x, const uint8_t* row,
+                         const float* scales, const LaneGroups<XPacked::kCodes>& lanes,
+                         Floats (&total)[kXRows]) {
+    const float *slices = x.slices, *quanta = x.quanta, *scale = scales;
     const Index runs = padded(shape.runs);
-    const float *slices = x.slices, *quanta = x.quanta;
-    Floats acc[kCount][kXRows] = {};
-    for (Index block = 0; block < shape.blocks; ++block, ++quanta) {
-      const Index count = block < shape.whole_blocks ? XPacked::kWords : words % XPacked::kWords;
+    const auto add = [&](const uint8_t* from, Index words,
+                         Ints group_of_lane) __attribute__((always_inline)) {
+      __builtin_prefetch(from + kStripAhead);
+      const Ints w[1] = {load_words(from, words)};
+      Ints sum[1][kXRows][kSlices] = {};
+      add_block(codes, w, slices, sum);
+      const Floats by = lookup(load_floats(scale), group_of_lane);
       JAXGEMV_UNROLL
-      for (int r = 0; r < kCount; ++r) {
-        const uint8_t* from = rows[r] + block * XPacked::kBytes;
-        __builtin_prefetch(from + kAhead);
-        const Ints w[1] = {load_words(from, count)};
-        Ints sum[1][kXRows][kSlices] = {};
-        add_block(codes, w, slices, sum);
-        const Floats scale = lookup(load_floats(scales + r * size), group_of_lane);
-        JAXGEMV_UNROLL
-        for (int m = 0; m < kXRows; ++m)
-          acc[r][m] += value_of(sum[0][m]) * quanta[m * runs] * scale;
-      }
-      slices += kSteps * kXRows * kAllSlices * kLanes, scales += shape.block_groups;
-    }
-    JAXGEMV_UNROLL
-    for (int r = 0; r < kCount; ++r) JAXGEMV_UNROLL
-    for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
+      for (int m = 0; m < kXRows; ++m) total[m] += value_of(sum[0][m]) * quanta[m * runs] * by;
+      slices += kSteps * kXRows * kAllSlices * kLanes, scale += shape.block_groups, ++quanta;
+    };
+    for (Index block = 0; block < shape.whole_blocks; ++block)
+      add(row + block * XPacked::kBytes, XPacked::kWords, lanes.of_whole);
+    if (shape.whole_blocks < shape.blocks)
+      add(row + shape.whole_blocks * XPacked::kBytes, shape.words % XPacked::kWords, lanes.of_last);
+    if constexpr (kSlices == kFewSlices)
+      for (int m = 0; m < kXRows; ++m)
+        if (x.small[m].count > 0) total[m][0] += x.small[m].template times<C>(row, scales);
   }
 
-  // A row's scales and offsets, and the factors.
+  // Of wide groups a row's scales and offsets, and the factors.
   static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
+    if (shape.is_narrow) return strips_scratch(p);
     return 2 * padded(shape.groups) + kSumsAtOnce * shape.factors_size;
   }
 
-  template <int kXRows, int kSlices, bool kNarrow>
+  template <int kXRows, int kSlices>
+  static void run_narrow(const Problem& p, const Operands& o, Index slice, Index stack,
+                         const Packed& x, Index begin, Index end, float* scratch) {
+    const C codes(p, o, stack);
+    const Shape shape(p);
+    const LaneGroups<XPacked::kCodes> lanes(p);
+    for_each_strip<C, kXRows>(p, o, slice, stack, begin, end, x.sums, scratch,
+                              [&](const uint8_t* row, const float* scales, Floats(&total)[kXRows]) {
+                                add_narrow<kXRows, kSlices>(codes, shape, x, row, scales, lanes,
+                                                            total);
+                              });
+  }
+
+  template <int kXRows, int kSlices>
   static void run_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                        const Packed& x, Index begin, Index end, float* scratch) {
     constexpr int kCount = kSumsAtOnce / kXRows;
@@ -176,25 +185,20 @@ struct Int8Dot : SlicedX<C> {
     const Shape shape(p);
     const Index size = shape.factors_size;
     float* factors = scratch + 2 * padded(shape.groups);
-    const Ints group_of_lane = groups_of_lanes<XPacked::kCodes>(p);
     for_each_rows<kXRows>(p, o, slice, stack, begin, end,
                           [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
                               float (&y)[kCount][kXRows]) {
                             Floats total[kCount][kXRows], shift[kCount][kXRows];
                             for (int r = 0; r < kCount; ++r)
-                              load_row<kXRows, kNarrow>(p, o, stack, n[r], shape, x, scratch,
-                                                        factors + r * kXRows * size, shift[r]);
-                            if constexpr (kNarrow)
-                              multiply_narrow<kXRows, kSlices>(codes, shape, x, rows, factors,
-                                                               group_of_lane, total);
-                            else
-                              multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
+                              load_row<kXRows>(p, o, stack, n[r], shape, x, scratch,
+                                               factors + r * kXRows * size, shift[r]);
+                            multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
                             for (int r = 0; r < kCount; ++r)
                               for (int m = 0; m < kXRows; ++m) {
                                 y[r][m] = sum_of(total[r][m] + shift[r][m]);
                                 if (kSlices == kFewSlices && x.small[m].count > 0)
                                   y[r][m] += x.small[m].template times<C>(
-                                      rows[r], factors + (r * kXRows + (kNarrow ? 0 : m)) * size);
+                                      rows[r], factors + (r * kXRows + m) * size);
                               }
                           });
   }
@@ -204,10 +208,9 @@ struct Int8Dot : SlicedX<C> {
     const Packed x(p, packed);
     const auto run_x_rows = [&]<int kXRows>(std::integral_constant<int, kXRows>) {
       const auto run_slices = [&]<int kSlices>(std::integral_constant<int, kSlices>) {
-        if (Shape(p).is_narrow)
-          run_rows<kXRows, kSlices, true>(p, o, slice, stack, x, begin, end, scratch);
-        else
-          run_rows<kXRows, kSlices, false>(p, o, slice, stack, x, begin, end, scratch);
+        const auto run =
+            Shape(p).is_narrow ? run_narrow<kXRows, kSlices> : run_rows<kXRows, kSlices>;
+        run(p, o, slice, stack, x, begin, end, scratch);
       };
       if (x.needs_all_slices(p))
         run_slices(std::integral_constant<int, kAllSlices>());

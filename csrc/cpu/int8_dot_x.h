@@ -48,8 +48,7 @@ struct SlicedX {
       group_blocks = p.group >= p.K ? blocks : max_of(1, p.group / kCodes);
       group_runs = ceil_div(group_blocks, kMaxRun);
       runs = ceil_div(blocks, group_blocks) * group_runs;
-      // Blocks of several groups look up theirs in a vector that may reach beyond the last.
-      factors_size = is_narrow ? padded(groups) + kLanes : padded(runs);
+      factors_size = padded(runs);
     }
   };
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/x.h"
-#include "dot_rows.h"
+#include "dot_strips.h"
 #include "int8_dot_x.h"
 
 namespace jaxgemv::cpu {
@@ -118,15 +118,28 @@ struct Int8XDot {
   }
 
   static Index scratch_size(const Problem& p, const Operands&) {
+    if (is_by_lane(p)) return strips_scratch(p);
     return kSumsAtOnce * Runs::of<Int8XDot>(p).scales_size + padded(groups_of(p));
   }
 
-  template <int kXRows, bool kByLane>
+  template <int kXRows, bool kWide>
+  static void run_by_lane(const Problem& p, const Operands& o, Index slice, Index stack,
+                          const Packed& x, Index begin, Index end, float* scratch) {
+    const C codes(p, o, stack);
+    const LaneGroups<kCodes> lanes(p);
+    const Runs runs = Runs::of<Int8XDot>(p);
+    for_each_strip<C, kXRows>(p, o, slice, stack, begin, end, x.sums, scratch,
+                              [&](const uint8_t* row, const float* scales, Floats(&total)[kXRows]) {
+                                add_row<Int8XDot, kWide>(codes, runs, x.x, row, scales, lanes,
+                                                         x.of_lanes, total);
+                              });
+  }
+
+  template <int kXRows>
   static void run_scaled(const Problem& p, const Operands& o, Index slice, Index stack,
                          const Packed& x, Index begin, Index end, float* scales) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
-    const Ints group_of_lane = groups_of_lanes<kCodes>(p);
     const Runs runs = Runs::of<Int8XDot>(p);
     const Index groups = groups_of(p);
     float* offsets = scales + kSumsAtOnce * runs.scales_size;
@@ -136,14 +149,13 @@ struct Int8XDot {
             float (&y)[kCount][kXRows]) {
           Floats total[kCount][kXRows], shift[kCount][kXRows] = {};
           for (int r = 0; r < kCount; ++r) {
-            read_params<C>(p, o, stack, n[r], groups, scales + r * runs.scales_size, offsets);
+            read_params<C>(p, o, stack, n[r], 1, groups, scales + r * runs.scales_size, offsets);
             for (int m = 0; m < kXRows; ++m)
               for (Index g = 0; g < groups; g += kLanes)
                 shift[r][m] +=
                     load_floats(offsets + g) * load_floats(x.sums + m * padded(groups) + g);
           }
-          add_runs<Int8XDot, kByLane, kByLane>(codes, runs, x.x, rows, scales, group_of_lane,
-                                               x.of_lanes, total);
+          add_runs<Int8XDot, false, 0>(codes, runs, x.x, rows, scales, Ints{}, x.x, total);
           for (int r = 0; r < kCount; ++r)
             for (int m = 0; m < kXRows; ++m)
               y[r][m] = sum_of(total[r][m] * x.scale[m] + shift[r][m]);
@@ -182,9 +194,10 @@ struct Int8XDot {
                   Index begin, Index end, float* scratch) {
     const Packed x(p, packed);
     const auto run_x_rows = [&]<int kXRows>(std::integral_constant<int, kXRows>) {
-      const auto run = p.is_exact()    ? run_exact<kXRows>
-                       : is_by_lane(p) ? run_scaled<kXRows, true>
-                                       : run_scaled<kXRows, false>;
+      const auto run = p.is_exact()       ? run_exact<kXRows>
+                       : !is_by_lane(p)   ? run_scaled<kXRows>
+                       : p.group > kCodes ? run_by_lane<kXRows, true>
+                                          : run_by_lane<kXRows, false>;
       run(p, o, slice, stack, x, begin, end, scratch);
     };
     if (p.M == 1)

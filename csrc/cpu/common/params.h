@@ -48,10 +48,16 @@ struct RowBlock {
   }
 };
 
-// to[0, padded(groups)) <- a parameter of row n, of each group, and zeros.
-inline void read_groups(const Param& param, Index stack, Index n, Index groups, float* to) {
+// to[row][group] <- a parameter of rows [n, n + rows), without gaps, and zeros up to a whole vector. It may
+// write another vector.
+inline void read_groups(const Param& param, Index stack, Index n, Index rows, Index groups,
+                        float* to) {
+  if (rows > 1 && (param.n_stride != groups || (param.g_stride == 0 && groups > 1))) {
+    for (Index r = 0; r < rows; ++r) read_groups(param, stack, n + r, 1, groups, to + r * groups);
+    return;
+  }
   const Index first = stack * param.stack_stride + n * param.n_stride;
-  if (param.g_stride == 0) {
+  if (param.g_stride == 0 && rows == 1) {
     float value;
     read_floats(param.dtype, param.data, first, 1, &value);
     for (Index g = 0; g < groups; g += kLanes) store_floats(to + g, broadcast(value));
@@ -60,25 +66,28 @@ inline void read_groups(const Param& param, Index stack, Index n, Index groups, 
   // Taken apart once: for each vector it took longer than the vector.
   with_dtype(param.dtype, [&]<Dtype kDtype>() {
     const char* from = static_cast<const char*>(param.data) + first * size_of(kDtype);
-    Index g = 0;
-    for (; g + kLanes <= groups; g += kLanes)
-      store_floats(to + g, read_whole<kDtype>(from + g * size_of(kDtype)));
-    if (g < groups) store_floats(to + g, read_constants<kDtype>(param.data, first + g, groups - g));
+    const Index count = rows * groups;
+    Index i = 0;
+    for (; i + kLanes <= count; i += kLanes)
+      store_floats(to + i, read_whole<kDtype>(from + i * size_of(kDtype)));
+    if (i < count) store_floats(to + i, read_constants<kDtype>(param.data, first + i, count - i));
   });
 }
 
-// weight = code * scale + offset, whatever the operands say: both of all groups of row n.
+// weight = code * scale + offset, whatever the operands say: both of all groups of rows [n, n + rows), as
+// read_groups gives them.
 template <typename C>
-inline void read_params(const Problem& p, const Operands& o, Index stack, Index n, Index groups,
-                        float* scale, float* offset) {
-  read_groups(o.scale, stack, n, groups, scale);
+inline void read_params(const Problem& p, const Operands& o, Index stack, Index n, Index rows,
+                        Index groups, float* scale, float* offset) {
+  const Index count = rows * groups;
+  read_groups(o.scale, stack, n, rows, groups, scale);
   if (!C::kShifted) {
-    for (Index g = 0; g < groups; g += kLanes) store_floats(offset + g, Floats{});
+    for (Index g = 0; g < count; g += kLanes) store_floats(offset + g, Floats{});
     return;
   }
-  if (p.affine != Affine::kSymmetric) read_groups(o.shift, stack, n, groups, offset);
+  if (p.affine != Affine::kSymmetric) read_groups(o.shift, stack, n, rows, groups, offset);
   if (p.affine == Affine::kOffset) return;
-  for (Index g = 0; g < groups; g += kLanes) {
+  for (Index g = 0; g < count; g += kLanes) {
     const Floats zero = p.affine == Affine::kZero ? load_floats(offset + g) : broadcast(C::kMid);
     store_floats(offset + g, -zero * load_floats(scale + g));
   }
@@ -105,7 +114,7 @@ inline void load_params_by_group(const Problem& p, const Operands& o, Index stac
   }
   for (int lane = 0; lane < kRowBlock; lane += kLanes) {
     for (int r = 0; r < kLanes; ++r)
-      read_params<C>(p, o, stack, block.row(lane + r), groups, rows + 2 * r * size,
+      read_params<C>(p, o, stack, block.row(lane + r), 1, groups, rows + 2 * r * size,
                      rows + (2 * r + 1) * size);
     float* to = out + lane;
     for (Index g = 0; g < groups; g += kLanes) {
@@ -126,7 +135,7 @@ template <typename C>
 inline void load_params_by_row(const Problem& p, const Operands& o, Index stack,
                                const RowBlock& block, float* scale, float* offset, Index size) {
   for (Index r = 0; r < kRowBlock; ++r, scale += size, offset += size)
-    read_params<C>(p, o, stack, block.row(r), groups_of(p), scale, offset);
+    read_params<C>(p, o, stack, block.row(r), 1, groups_of(p), scale, offset);
 }
 
 }  // namespace

@@ -1,0 +1,143 @@
+// Few rows of x where blocks of codes hold several groups: rows of the weight one after another, in the
+// order of memory, since there is as much to do for a row as for its blocks. Under the rule of
+// isa/kernels.h: internal linkage.
+//
+// What there is to do for a row is done for a strip of them: 18 groups, say, are no whole vectors, but those
+// of 16 rows are; and lanes are summed by a transposition, not row by row.
+#pragma once
+
+#include "dot_rows.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+constexpr Index kStripRows = 16;
+static_assert(kStripRows % kLanes == 0);
+// Scales of a strip, which stay in the nearest cache.
+constexpr Index kStripParams = 1024;
+
+inline Index strip_rows(const Problem& p) {
+  return min_of(kStripRows, max_of(1, kStripParams / groups_of(p)));
+}
+// Floats for the scales of a strip, or its offsets. Lookups read behind the last.
+inline Index strip_params(const Problem& p) {
+  return padded(strip_rows(p) * groups_of(p)) + kLanes;
+}
+inline Index strips_scratch(const Problem& p) { return 2 * strip_params(p); }
+
+// How far ahead a row's codes are asked for, which are one stream.
+constexpr int kStripAhead = 2048;
+// Asks for a parameter of rows [n, n + rows).
+inline void ask_for(const Param& param, Index stack, Index n, Index rows) {
+  const Index size = size_of(param.dtype), bytes = rows * param.n_stride * size;
+  const char* from = static_cast<const char*>(param.data) +
+                     (stack * param.stack_stride + n * param.n_stride) * size;
+  for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
+// Lane i <- the sum of v[i].
+inline Floats sums_of_each(const Floats* v) {
+  Ints square[kLanes];
+  JAXGEMV_UNROLL
+  for (int i = 0; i < kLanes; ++i) square[i] = (Ints)v[i];
+  transpose(square);
+  JAXGEMV_UNROLL
+  for (int half = kLanes / 2; half > 0; half /= 2) JAXGEMV_UNROLL
+  for (int i = 0; i < half; ++i) square[i] = (Ints)((Floats)square[i] + (Floats)square[i + half]);
+  return (Floats)square[0];
+}
+
+// Which group of those that lie in a block of kCodes codes a lane belongs to; where the last block of a
+// row lacks some, the last that is there.
+template <int kCodes>
+struct LaneGroups {
+  Ints of_whole, of_last;
+
+  explicit LaneGroups(const Problem& p) {
+    const Index last = (p.K - 1) % kCodes / p.group;
+    int32_t whole[kLanes], rest[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const Index group = lane * kCodes / kLanes / p.group;
+      whole[lane] = static_cast<int32_t>(group);
+      rest[lane] = static_cast<int32_t>(min_of(group, last));
+    }
+    of_whole = load_ints(whole), of_last = load_ints(rest);
+  }
+};
+
+// Those of y from [begin, end): product(row, scales, total) adds a row of the weight, without its offsets,
+// to total[row of x], whose lanes are then summed. scales: of its groups, and anything behind them.
+// x_sums: [row of x][group], zero behind the last.
+template <typename C, int kXRows, typename F>
+inline void for_each_strip(const Problem& p, const Operands& o, Index slice, Index stack,
+                           Index begin, Index end, const float* x_sums, float* scratch,
+                           F&& product) {
+  const Epilogue epilogue = {p, o, slice, stack};
+  const Index groups = groups_of(p), whole = groups / kLanes * kLanes, rows = strip_rows(p);
+  const Index row_size = row_bytes(p.K, p.bits);
+  const Ints tail = lane_numbers() < static_cast<int32_t>(groups - whole);
+  const int halves = is_gated(p.activation) ? 2 : 1;
+  float *scales = scratch, *offsets = scratch + strip_params(p);
+  float sums[2][kXRows][kStripRows];
+  Floats totals[kXRows][kStripRows] = {};
+  for (Index n0 = begin; n0 < end; n0 += rows) {
+    const Index count = min_of(rows, end - n0);
+    for (int half = 0; half < halves; ++half) {
+      const Index n = n0 + half * (p.N / 2);
+      read_params<C>(p, o, stack, n, count, groups, scales, offsets);
+      ask_for(o.scale, stack, n + rows, rows), ask_for(o.shift, stack, n + rows, rows);
+      const uint8_t* row = row_of(p, o, stack, n);
+      const float *scale = scales, *offset = offsets;
+      for (Index r = 0; r < count; ++r, row += row_size, scale += groups, offset += groups) {
+        Floats total[kXRows] = {};
+        product(row, scale, total);
+        JAXGEMV_UNROLL
+        for (int m = 0; m < kXRows; ++m) {
+          const float* of_x = x_sums + m * padded(groups);
+          if (C::kShifted) {
+            for (Index g = 0; g < whole; g += kLanes)
+              total[m] += load_floats(offset + g) * load_floats(of_x + g);
+            if (whole < groups)
+              total[m] += (Floats)(load_ints(offset + whole) & tail) * load_floats(of_x + whole);
+          }
+          totals[m][r] = total[m];
+        }
+      }
+      for (int m = 0; m < kXRows; ++m)
+        for (Index i = 0; i < kStripRows; i += kLanes)
+          store_floats(sums[half][m] + i, sums_of_each(totals[m] + i));
+    }
+    for (int m = 0; m < kXRows; ++m) epilogue.store(m, n0, count, sums[0][m], sums[halves - 1][m]);
+  }
+}
+
+// total[m] += lanes whose sum is dot(row of the weight, row m of x). Main is as add_runs takes it. kWide: groups
+// may be several blocks, and it is x whose lanes have scales of their own.
+template <typename Main, bool kWide, int kXRows>
+inline void add_row(const typename Main::C& codes, const Runs& runs, const float* x,
+                    const uint8_t* row, const float* scales, const LaneGroups<Main::kCodes>& lanes,
+                    const float* of_lanes, Floats (&total)[kXRows]) {
+  constexpr Index kWords = Main::kBytes / 4;
+  Index in_group = 0;
+  const auto add = [&](Index words, Ints group_of_lane) __attribute__((always_inline)) {
+    __builtin_prefetch(row + kStripAhead);
+    typename Main::Sum sum[kXRows] = {};
+    Main::template add<kXRows>(codes, Main::load_block(row, words), x, sum);
+    const Floats scale = lookup(load_floats(scales), group_of_lane);
+    JAXGEMV_UNROLL
+    for (int m = 0; m < kXRows; ++m)
+      Main::template add_scaled<true>(total[m], sum[m], scale, of_lanes + m * kLanes);
+    row += Main::kBytes, x += kXRows * Main::kVectors * kLanes;
+    of_lanes += kXRows * kLanes;
+    if (!kWide || ++in_group == runs.group_size) in_group = 0, scales += runs.groups;
+  };
+  constexpr Index kAtOnce = 4;
+  Index block = 0;
+  for (; block + kAtOnce <= runs.whole_blocks; block += kAtOnce) JAXGEMV_UNROLL
+  for (Index i = 0; i < kAtOnce; ++i) add(kWords, lanes.of_whole);
+  for (; block < runs.whole_blocks; ++block) add(kWords, lanes.of_whole);
+  if (runs.whole_blocks < runs.blocks) add(runs.words % kWords, lanes.of_last);
+}
+
+}  // namespace
+}  // namespace jaxgemv::cpu
