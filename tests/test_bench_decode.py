@@ -146,7 +146,9 @@ def _tokens(of, batch, steps, mesh):
     arrays = jax.tree.leaves(of.params)
     for _ in range(8 // steps):
         tokens, position, cache = state[:3]
-        state = program(arrays, tokens, jnp.int32(1), position, cache, jax.random.key(0), None, None, of.config)
+        state = program(
+            arrays, tokens, jnp.int32(1), position, cache, jax.random.key(0), None, None, of.config
+        )
         written += list(np.asarray(state[-1]).reshape(-1, batch))
     return written
 
