@@ -42,7 +42,7 @@ def draw(path: Path) -> Path | None:
             axis.set_title(f"{first}\nbatch {batch}, context {context}", fontsize=9, loc="left")
     count = max(r["devices"] for r in rows)
     device = (f"{count} x " if count > 1 else "") + figures.device(env)
-    figure.suptitle(f"One token of each sequence on {device}: {unit}, less is better", fontsize=11)
+    figure.suptitle(f"One token of each sequence on {device}: {unit}, less is better", fontsize=11, wrap=True)
     parts = [Patch(color=color, label=label) for label, color in _PARTS.values()]
     parts += [
         Patch(color=_WHOLE, label="others, all together"),
