@@ -49,17 +49,22 @@ def _quantized(x: Array, w: Mapping[str, Array], s: Static) -> Array:
 def _dense(x: Array, w: Mapping[str, Array], precision: str) -> Array:
     weight = w["packed"]
     dtype = jnp.promote_types(x.dtype, weight.dtype)
-    if x.shape[:-1] in ((), (1,)):
-        # XLA makes one loop of this everywhere; its bf16 dot on a CPU is 10 times slower for one row.
-        y = jnp.sum(weight.astype(jnp.float32) * x.reshape(1, x.shape[-1]).astype(jnp.float32), axis=-1)
-        return y.reshape(*x.shape[:-1], weight.shape[0])
-    # On a CPU in float32: jaxlib 0.8 there refuses some products of bfloat16 with a float32 result.
+    # A sum would be the same for one row on a GPU, and several rows, as vmap makes of it, no matmul.
     return jax.lax.platform_dependent(
         x.astype(dtype),
         weight.astype(dtype),
-        cpu=lambda x, w: contract(x.astype(jnp.float32), w.astype(jnp.float32), precision),
+        cpu=partial(_dense_on_cpu, precision=precision),
         default=partial(contract, precision=precision),
     )
+
+
+def _dense_on_cpu(x: Array, w: Array, precision: str) -> Array:
+    """In float32: jaxlib 0.8 refuses some products of bfloat16 with a float32 result."""
+    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+    if x.shape[:-1] not in ((), (1,)):
+        return contract(x, w, precision)
+    # XLA makes one loop of this; its bf16 dot is 10 times slower for one row.
+    return jnp.sum(w * x.reshape(1, x.shape[-1]), axis=-1).reshape(*x.shape[:-1], w.shape[0])
 
 
 def contract(x: Array, w: Array, precision: str = "highest", out_dtype=jnp.float32) -> Array:

@@ -201,6 +201,14 @@ def test_kernels_of_experts():
     assert temporaries(program) <= 3 * (2 * 64 * (N + K) + image)
 
 
+def test_dense_rows_that_vmap_puts_together():
+    """Of a dense weight one row is a sum of products, and several are a matmul, also as rows of one each."""
+    w = array(N, K)
+    one, several = compiled(gemv, array(1, K), w), compiled(jax.vmap(gemv, (0, None)), array(16, 1, K), w)
+    assert "gemm" not in one.as_text()
+    assert "gemm" in several.as_text()
+
+
 def test_what_the_checks_would_see():
     """The float32 matrix of the reference."""
     program = compiled(reference.gemv, array(MANY, K), weight())
