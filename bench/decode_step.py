@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     traced: int  # calls of which a profile is taken
 
     def size(self, context: int) -> int:
-        """Tokens that the cache has room for: attention reads all of it."""
+        """Tokens that the cache has room for: but on a GPU attention reads all of it."""
         return -(-(context + self.tokens) // 128) * 128
 
 

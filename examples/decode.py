@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgemv import QuantizedTensor, gemv
 
-FIRST = 256  # tokens that a cache has room for: attention reads all of it for each token
+FIRST = 256  # tokens that a cache has room for: but on a GPU attention reads all of it for each token
 
 
 def linear(x, w, **parts):
