@@ -94,6 +94,8 @@ def _rows(args, devices: list, plan: step.Plan, update) -> Iterator[reports.Row]
             of = make(x)
             if args.devices > 1:
                 of, mesh = step.cut(of, devices)
+            else:
+                of = step.in_few_arrays(of)
         except _FAILURES as error:
             note = decode_peers.reason(error)
         for batch, context in cells:

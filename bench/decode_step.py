@@ -65,6 +65,11 @@ def random(size: str, kind: str, activations: str = "exact") -> Model:
     return Model(size, kind, activations, embedded.random_model(config, kind, iter), config)
 
 
+def in_few_arrays(of: Model) -> Model:
+    """As a step takes it, on one device."""
+    return of._replace(params=of.params | {"layers": model.in_few_arrays(of.params["layers"])})
+
+
 def of_file(path: Path, context: int, activations: str = "exact") -> Model:
     import checkpoints  # which takes more packages than the others
 

@@ -22,8 +22,9 @@ namespace jaxgemv {
 // with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
 // are (B, M, N / 2); rounded (true): see Problem. On CUDA a transposed call may leave x out: it is the
 // identity then, and y (B, N, K) the weights themselves; with k (int64), the K of these, rows of y may be
-// wider, which gives zeros. The other names in operands.h have no meaning yet: the call refuses them,
-// as it refuses what it has never heard of, until a kernel takes them.
+// wider, which gives zeros; entry (int64), in place of index: that of the stack which all of x meets. The
+// other names in operands.h have no meaning yet: the call refuses them, as it refuses what it has never
+// heard of, until a kernel takes them.
 struct Call {
   Problem problem;
   Operands operands;
@@ -194,6 +195,11 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   o.x = has_x ? x.untyped_data() : nullptr;
   o.packed = static_cast<const uint8_t*>(packed.untyped_data());
   o.y = y.untyped_data();
+  if (attrs->entry) {
+    if (index || *attrs->entry < 0 || *attrs->entry >= p.stack)
+      return ffi::Unexpected(invalid("entry must be one of the stack, and without index"));
+    detail::keep_entry(*attrs->entry, &p, &o);
+  }
   return call;
 }
 

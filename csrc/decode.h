@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kernel.h"
 #include "xla/ffi/api/ffi.h"
@@ -72,6 +73,19 @@ inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, Param* param
   return true;
 }
 
+// Of a stack one entry alone, to which its arrays then point.
+inline void keep_entry(Index entry, Problem* problem, Operands* operands) {
+  operands->packed += entry * std::exchange(operands->packed_stack_stride, 0);
+  for (Param Operands::*each : {&Operands::scale, &Operands::shift, &Operands::codebook,
+                                &Operands::norm, &Operands::bias}) {
+    Param& param = operands->*each;
+    const Index values = entry * std::exchange(param.stack_stride, 0);
+    if (param.data != nullptr)
+      param.data = static_cast<const char*>(param.data) + values * size_of(param.dtype);
+  }
+  problem->stack = 1;
+}
+
 // The arrays of a call, by operand; empty where there is none.
 using Arrays = std::array<std::optional<ffi::AnyBuffer>, kArrayCount>;
 
@@ -102,7 +116,7 @@ struct Attributes {
   Activation activation = Activation::kNone;
   std::optional<float> eps;
   bool rounded = false;
-  std::optional<int64_t> k;
+  std::optional<int64_t> k, entry;
 
   static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
     Attributes a;
@@ -137,8 +151,13 @@ struct Attributes {
       if (k.has_error()) return ffi::Unexpected(invalid("k must be an int64"));
       a.k = *k;
     }
-    if (given.size() !=
-        4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded + a.k.has_value())
+    if (given.contains("entry")) {
+      const auto entry = given.get<int64_t>("entry");
+      if (entry.has_error()) return ffi::Unexpected(invalid("entry must be an int64"));
+      a.entry = *entry;
+    }
+    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded +
+                            a.k.has_value() + a.entry.has_value())
       return ffi::Unexpected(invalid("has an attribute that this version does not know"));
     return a;
   }

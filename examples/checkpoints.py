@@ -112,10 +112,12 @@ def open_model(path, dtype, *, context: int = 2048, weights: dict | None = None)
     params = {ours: jax.device_put(load(name)) for ours, name in top.items()}
     if not is_gguf and (factors := configs.rope_factors(checkpoint.config, config)) is not None:
         params["rope_factors"] = jnp.asarray(factors)
-    params["layers"] = [
-        jax.device_put(_together({ours: load(names[i]) for ours, names in of_layer.items()}))
-        for i in range(config.n_layers)
-    ]
+    params["layers"] = model.in_few_arrays(
+        [
+            jax.device_put(_together({ours: load(names[i]) for ours, names in of_layer.items()}))
+            for i in range(config.n_layers)
+        ]
+    )
     config = dataclasses.replace(config, tied="head" not in params)
     tokenizer = tokens.of_gguf(checkpoint.metadata) if is_gguf else tokens.of_folder(path)
     return Model(params, config, tokenizer)

@@ -10,6 +10,7 @@
 
 import argparse
 import codecs
+import dataclasses
 import functools
 import itertools
 import time
@@ -34,9 +35,15 @@ STRIDE = 256  # of each held-out window, the bytes that are scored
 console = Console()
 
 
-def in_form(params, scan):
-    """Layers as they are, or stacked for a loop over them."""
-    return params | {"layers": model.stack(params["layers"])} if scan else params
+def load(scan):
+    params, config = embedded.load()
+    return params, dataclasses.replace(config, scan=scan)
+
+
+def in_form(params, config):
+    """Layers as a loop over them takes them, or else the fastest."""
+    form = model.stack if config.scan else model.in_few_arrays
+    return params | {"layers": form(params["layers"])}
 
 
 def generate(params, config, prompt, count, seed, temperature):
@@ -73,14 +80,14 @@ def megabytes(params):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params)) / 1e6
 
 
-def quality_table(params, config, scan, progress):
+def quality_table(params, config, progress):
     """Speed, size and held-out bits per byte of the trained model, for each kind of weights."""
     windows = jnp.asarray(corpus.held_out_windows(config.context, STRIDE))
     held_out = f"held out: {len(windows) * STRIDE} bytes of {len(corpus.HELD_OUT)} modules"
     table = Table("weights", "MB", "tokens/s", "held-out bits/byte", title="4 M, trained", caption=held_out)
     score = jax.jit(functools.partial(model.mean_bits, config=config, linear=decode.linear, stride=STRIDE))
     for kind in embedded.KINDS:
-        now = in_form(embedded.convert(params, kind), scan)
+        now = in_form(embedded.convert(params, kind), config)
         speed = tokens_per_second(now, config, kind, progress, seconds=2)
         parts = progress.track(jnp.split(windows, 8), description=f"{kind}: reading held-out modules")
         bits = np.mean([score(now, part) for part in parts])
@@ -90,12 +97,12 @@ def quality_table(params, config, scan, progress):
 
 def size_table(name, scan, progress):
     """Speed at a real size, each kind of weights built after the one before is freed."""
-    config = embedded.SIZES[name]
+    config = dataclasses.replace(embedded.SIZES[name], scan=scan)
     table = Table("weights", "MB", "tokens/s", "speed-up", title=f"{name}, random weights")
     base = None
     for kind in embedded.KINDS:
         track = functools.partial(progress.track, description=f"{kind}: making the weights")
-        params = in_form(embedded.random_model(config, kind, track), scan)
+        params = in_form(embedded.random_model(config, kind, track), config)
         speed = tokens_per_second(params, config, kind, progress, seconds=6)
         base = base or speed
         table.add_row(kind, f"{megabytes(params):.0f}", f"{speed:.1f}", f"{speed / base:.2f}x")
@@ -105,9 +112,9 @@ def size_table(name, scan, progress):
 
 def write(prompt, weights="int4", tokens=200, seed=0, temperature=0.5, scan=False):
     """Prints the prompt (bytes) and what the trained model makes of it, byte by byte."""
-    params, config = embedded.load()
+    params, config = load(scan)
     console.rule(f"{weights} weights, on {jax.devices()[0].device_kind}")
-    params = in_form(embedded.convert(params, weights), scan)
+    params = in_form(embedded.convert(params, weights), config)
     text = generate(params, config, prompt, tokens, seed, temperature)
     with progress_bars() as progress:
         progress.add_task(f"{weights}: compiling", total=None)
@@ -142,7 +149,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    params, config = embedded.load()
+    params, config = load(args.scan)
     prompt = args.prompt.encode()
     if not prompt:
         parser.error("--prompt must have at least one byte")
@@ -152,7 +159,7 @@ def main():
     write(prompt, args.weights, args.tokens, args.seed, args.temperature or None, args.scan)
 
     with progress_bars() as progress:
-        table = quality_table(params, config, args.scan, progress)
+        table = quality_table(params, config, progress)
     console.print(table)
     if args.size != "none":
         with progress_bars() as progress:

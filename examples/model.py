@@ -5,7 +5,7 @@ layer has the weights for it.
 The weights are a dict of arrays. Each matrix is (outputs, inputs) and is only ever touched by
 `linear(x, w, **parts)`, which is `jaxgemv.gemv` or like it: a matrix is a float array, or low-bit
 codes, and norm, bias, activation and residual are parts of the product.
-Layers are a list, or `stack` makes one dict of them, and `linear` is then called with `index=`.
+Layers are a list, or a dict of what `stack` makes of them, and `linear` is then called with `index=`.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import one_token
+
+from jaxgemv import QuantizedTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Config:
     query_scalar: float = 0.0  # whose root divides scores, instead of head_dim
     local_theta: float = 10_000.0
     activations: str = "exact"  # what products are given: decode.py
+    scan: bool = False  # stacked layers and their caches in one loop, compiled once
 
     def is_local(self, layer):
         return self.global_every > 0 and (layer + 1) % self.global_every != 0
@@ -181,27 +184,35 @@ def forward(params, tokens, config, linear, cache=None, start=0, last=None):
     x = x if config.embedding_scale == 1 else x * jnp.asarray(config.embedding_scale, x.dtype)
     layers, factors = params["layers"], params.get("rope_factors", 1.0)
     turn = rotation(positions / config.rope_scale, config.rope_theta, config.head_dim, factors)
-    if isinstance(layers, dict):
+    if config.scan:
         x, caches = scan_layers(x, layers, cache, positions, turn, config, linear)
     else:
         local = rotation(positions, config.local_theta, config.head_dim, factors)
         caches = []
-        for i, (layer, past) in enumerate(zip(layers, cache or [None] * len(layers), strict=True)):
+        for i, past in enumerate(cache or [None] * config.n_layers):
+            layer, of_layer = layer_at(layers, i, linear)
             here = (local, config.window) if config.is_local(i) else (turn, 0)
-            x, seen = layer_of(x, layer, past, positions, here[0], config, linear, here[1])
+            x, seen = layer_of(x, layer, past, positions, here[0], config, of_layer, here[1])
             caches.append(seen)
     x = x if last is None else x[last][None]
     head = params["embedding"] if config.tied else params["head"]
     return linear(x, head, norm=params["norm"], eps=config.eps).astype(jnp.float32), caches
 
 
+def layer_at(layers, i, linear):
+    """Layer i, and the `linear` for it: `index` reads the matrices of a stack where they lie."""
+    if isinstance(layers, list):
+        return layers[i], linear
+    layer = {name: w[i] if w.ndim == 2 else w for name, w in layers.items()}  # vectors, stacked, have two
+    return layer, functools.partial(linear, index=i)
+
+
 def scan_layers(x, layers, cache, positions, turn, config, linear):
-    """All layers, from `stack`, in one loop: compiled once. `index` reads a layer's matrices where they lie."""
+    """All layers, from `stack`, in one loop."""
 
     def body(x, each):
         i, past = each
-        layer = {name: w[i] if w.ndim == 2 else w for name, w in layers.items()}  # vectors, stacked, have two
-        of_layer = functools.partial(linear, index=i)
+        layer, of_layer = layer_at(layers, i, linear)
         return layer_of(x, layer, past, positions, turn, config, of_layer)
 
     return jax.lax.scan(body, x, (jnp.arange(config.n_layers), cache))
@@ -212,12 +223,23 @@ def stack(layers):
     return jax.tree.map(lambda *each: jnp.stack(each), *layers)
 
 
+def in_few_arrays(layers):
+    """A list of layers as `stack` makes them, on a GPU, where a step is short and each array that it gets takes the
+    host a microsecond. Matrix by matrix, as the list gives them up; it stays if layers differ or are not of codes.
+    """
+    kinds = [(jax.tree.structure(layer), [(a.shape, a.dtype) for a in jax.tree.leaves(layer)]) for layer in layers]
+    dense = any(w.ndim == 2 and not isinstance(w, QuantizedTensor) for w in layers[0].values())
+    if jax.default_backend() == "cpu" or dense or kinds.count(kinds[0]) < len(kinds):
+        return layers
+    return {name: stack([layer.pop(name) for layer in layers]) for name in list(layers[0])}
+
+
 def empty_cache(params, config, dtype=None, size=None):
     """size: tokens that it has room for."""
     dtype = dtype or params["norm"].dtype
     shape = (config.n_kv_heads, size or config.context, config.head_dim)
     layers = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
-    return stack(layers) if isinstance(params["layers"], dict) else layers
+    return stack(layers) if config.scan else layers
 
 
 def grown(cache, size):

@@ -4,7 +4,9 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from jaxgemv import _around
 from jaxgemv._check import FLOATS, as_array, as_index, check_float, names_of
@@ -136,3 +138,12 @@ def check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]) -> 
             f"got {tuple(index.shape)}"
         )
     return jnp.asarray(index)
+
+
+def known_entry(index, x: Array, shape: tuple[int, ...]) -> int | None:
+    """index as a number of an entry, if a trace has it as one: its arrays are then found by the host.
+
+    Outside of a trace each number would be compiled for.
+    """
+    known = isinstance(index, int | np.integer) and isinstance(x, Tracer) and 0 <= index < shape[0]
+    return int(index) if known else None

@@ -89,6 +89,7 @@ class Static(NamedTuple):
     eps: float = 0.0
     precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
     x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
+    entry: int | None = None  # what index is, where that is known
 
 
 def in_range(index: Array, stack: int) -> Array:

@@ -20,6 +20,7 @@ from jaxgemv._arguments import (
     check_out_dtype,
     check_parts,
     check_x,
+    known_entry,
 )
 from jaxgemv._check import FLOATS, as_array, check_weight
 from jaxgemv._ffi import backends
@@ -202,6 +203,7 @@ def _product(
     s = s._replace(
         activation=asked.activation,
         eps=check_eps(s.op, asked.eps),
+        entry=known_entry(asked.index, x, shape),
         implementation=asked.implementation,
         precision=jax.config.jax_default_matmul_precision,  # which may be another one when this is lowered
     )

@@ -86,6 +86,7 @@ def _batch(args, dims, *, tree, s: Static):
         moved = {name: _at(present[name], dims[name], o.prefix, size) for name in rows}
         return bind(o._replace(**moved), s), o.prefix
 
+    s = s._replace(entry=None)
     named = {name: _at(a, dims[name], 0, size if name in PER_ROW else 1) for name, a in present.items()}
     weights = o.weight().keys()
     if o.index is None:
@@ -244,7 +245,8 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
         return f(*named.values(), operands=",".join(named), transposed=s.k is not None, **attributes)[0]
 
     x, shape = o.x.reshape(batch, rows, o.x.shape[-1]), (*o.x.shape[:-1], width)
-    if o.index is None:
+    if o.index is None or s.entry is not None:
+        attributes |= {} if o.index is None else {"entry": np.int64(s.entry)}
         return call(x, None).reshape(shape)
     nbytes = prod(o.packed.shape[1:]) * o.packed.dtype.itemsize
     share = _dispatch.shared_rows(platform, o, s)

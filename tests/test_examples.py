@@ -73,18 +73,20 @@ def test_loop_over_layers(example):
         lambda w: quantize(w, group_size=32) if w.ndim == 2 else w, params["layers"]
     )
     stacked = params | {"layers": model.stack(params["layers"])}
+    forms = (params, config), (stacked, config), (stacked, dataclasses.replace(config, scan=True))
 
     tokens = jnp.arange(5)
     forward = jax.jit(model.forward, static_argnames=("config", "linear"))
     for start in (None, 0):
         results = []
-        for each in (params, stacked):
-            cache = None if start is None else model.empty_cache(each, config, jnp.float32)
-            results.append(forward(each, tokens, config, gemv, cache, start or 0))
-        (logits, caches), (looped, cache) = results
-        np.testing.assert_allclose(looped, logits, rtol=1e-4, atol=1e-4)
-        for a, b in zip(jax.tree.leaves(model.stack(caches)), jax.tree.leaves(cache), strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+        for each, how in forms:
+            cache = None if start is None else model.empty_cache(each, how, jnp.float32)
+            results.append(forward(each, tokens, how, gemv, cache, start or 0))
+        (logits, caches), (again, cache), (looped, loop_cache) = results
+        for other, its in ((again, model.stack(cache)), (looped, loop_cache)):
+            np.testing.assert_allclose(other, logits, rtol=1e-4, atol=1e-4)
+            for a, b in zip(jax.tree.leaves(model.stack(caches)), jax.tree.leaves(its), strict=True):
+                np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
 
 
 def test_moe(example):

@@ -111,6 +111,7 @@ def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Arr
     if index is not None:
         here = (index >= first) & (index < first + cut.part)
         o = o._replace(index=jnp.where(here, index - first, np.int32(-1)))
+        of_part = of_part._replace(entry=None)
     exact = s.out_dtype == jnp.int32
     y = product(o, of_part._replace(out_dtype=jnp.dtype(jnp.int32 if exact else jnp.float32)))
     if index is None:
