@@ -26,26 +26,23 @@ struct NormValues {
 };
 
 // Those that a warp needs, in shared memory. Their copies travel with x, ahead of the weights: behind
-// 64 KB of these an answer takes a microsecond. `data` is null where all are one.
+// 64 KB of these an answer takes a microsecond. The weights wait for this to be asked, so it is few
+// instructions, in bytes that the host has counted.
 struct StagedNorm {
   uint8_t* data;
   Dtype dtype;
 
-  // Asks for the first `count` of `from`, all lanes together.
-  __device__ __forceinline__ void ask(const NormValues& from, int count) const {
-    if (data == nullptr) return;
-#pragma unroll 1
-    for (int at = threadIdx.x % 32 * 16; at < count * size_of(dtype); at += 32 * 16)
-      copy16(data + at, from.data + at);
+  // Asks for so many bytes, kMost at most, all lanes together.
+  template <int kMost>
+  __device__ __forceinline__ void ask(const char* from, int bytes) const {
+#pragma unroll
+    for (int at = 0; at < kMost; at += 32 * 16)
+      if (const int here = at + static_cast<int>(threadIdx.x % 32) * 16; here < bytes)
+        copy16(data + here, from + here);
   }
 
   // to[i] = that of k + i.
   __device__ __forceinline__ void load_octet(float (&to)[8], int k) const {
-    if (data == nullptr) {
-#pragma unroll
-      for (float& v : to) v = 1;
-      return;
-    }
     const auto from = reinterpret_cast<const uint4*>(data + k * size_of(dtype));
     get_octet({from[0], dtype == Dtype::kF32 ? from[1] : uint4{}}, dtype, to);
   }

@@ -151,13 +151,13 @@ __global__ void __launch_bounds__(
   const bool exists = s < params.stack;
   // Of a slice: how many k of this warp's span there are, and norm from the first on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
-  const auto staged_norm = [&] {
-    return StagedNorm{params.norm_bytes > 0 ? x + M * Span::kRowBytes : nullptr, params.norm.dtype};
-  };
+  const StagedNorm norm{x + M * Span::kRowBytes, params.norm_dtype};
   const auto ask_norm = [&](int slice) {
-    if constexpr (kNormed)
-      staged_norm().ask(NormValues(params.norm, s, first_k(slice)),
-                        min(Span::kSpanK, params.K - first_k(slice)));
+    if constexpr (kNormed) {
+      const int first = (slice * warps + warp) * params.norm_bytes;
+      norm.ask<4 * Span::kSpanK>(params.norm + (s * params.norm_stack_bytes + first),
+                                 min(params.norm_bytes, params.norm_row_bytes - first));
+    }
   };
   if (exists) ask_norm(0);
   commit_copies();
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(
           else
             wait_copies<kStages - 1>();
           __syncwarp();
-          const float2 squares = xs.take(M, x, staged_norm(), params.K - first_k(slice));
+          const float2 squares = xs.take(M, x, norm, params.K - first_k(slice));
           if constexpr (kNormed)
             if (lane < 4)
               xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, M,
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(
         sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
       }
       if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
-      if (kNormed && params.norm.data != nullptr) {
+      if constexpr (kNormed) {
         sum.x *= norm_factor(squares.x, params.K, params.eps);
         sum.y *= norm_factor(squares.y, params.K, params.eps);
       }

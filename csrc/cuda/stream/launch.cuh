@@ -172,9 +172,13 @@ struct Stream {
     params.codebook = operands.codebook;
     params.packed_stack_stride = operands.packed_stack_stride;
     params.output = output_of(problem, operands);
-    params.norm = operands.norm, params.eps = problem.eps;
-    if (operands.norm.data != nullptr)
-      params.norm_bytes = Span::kSpanK * size_of(operands.norm.dtype);
+    params.eps = problem.eps;
+    if (const Param& norm = operands.norm; norm.data != nullptr) {
+      const int bytes = size_of(norm.dtype);
+      params.norm = static_cast<const char*>(norm.data), params.norm_dtype = norm.dtype;
+      params.norm_stack_bytes = norm.stack_stride * bytes;
+      params.norm_bytes = Span::kSpanK * bytes, params.norm_row_bytes = params.K * bytes;
+    }
 
     // Tiles of a gated activation have half as many rows, pairs of them.
     const bool gated = is_gated(problem.activation);

@@ -42,8 +42,10 @@ struct Params {
   Param scale, shift, codebook;
   Index packed_stack_stride;
   Output output;
-  Param norm;
-  int norm_bytes;  // of a warp's span, 0 without norm
+  const char* norm;
+  Dtype norm_dtype;
+  Index norm_stack_bytes;
+  int norm_bytes, norm_row_bytes;  // of a warp's span, 0 without norm; and of K
   float eps;
 };
 

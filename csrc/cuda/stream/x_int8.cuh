@@ -59,12 +59,24 @@ class XInt8 {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
-      float of_row = 0;
-      const float power = make_slices(staged + m * kRowBytes, norm, count, of_row);
-      if (m == 0 || t >= 2) {
-        squares = of_row;
-        worth[0] = power * (t % 2 ? 65536.f : 1.f);
+      const Row row = make_slices(staged + m * kRowBytes, norm, count);
+      const bool is_mine = m == 0 || t >= 2;
+      if (is_mine) {
+        squares = row.squares;
+        worth[0] = row.power * (t % 2 ? 65536.f : 1.f);
         worth[1] = worth[0] * 256;
+      }
+      // Neighbouring lanes have a block's x, or a half's. The lane of the lowest bytes keeps the sum.
+      constexpr int kLanes = 32 / kBlocks, kSumLanes = kLanes / (kHalves ? 2 : 1);
+      float total = row.sum * row.power;
+      if constexpr (kIsTable) total *= codes.least();
+#pragma unroll
+      for (int i = kSumLanes / 2; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const float of_block =
+            __shfl_sync(~0u, total, i * kLanes + (kHalves ? t / 2 * kSumLanes : 0));
+        if (is_mine) sum[i] = t % 2 ? 0 : of_block;
       }
     }
     __syncwarp();
@@ -77,13 +89,6 @@ class XInt8 {
       if (kHalves && g / 4 != t / 2)
 #pragma unroll
         for (uint32_t& quad : b[i][0]) quad = 0;
-      int total[4] = {};
-#pragma unroll
-      for (int j = 0; j < kLaneWords * kSteps; ++j)
-        mma_bytes(total, 0x01010101u, 0x01010101u, 0, 0, (&b[i][0][0])[j], 0);
-      sum[i] =
-          fmaf(worth[1], static_cast<float>(total[1]), worth[0] * static_cast<float>(total[0]));
-      if constexpr (kIsTable) sum[i] *= codes.least();
     }
     return {t % 2 ? 0 : squares, 0};
   }
@@ -165,9 +170,15 @@ class XInt8 {
   // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over the blocks by these.
   float worth[2], sum[kBlocks];
 
-  // Makes four planes of bytes of a row, in its place. Returns what the lowest byte is worth.
-  static __device__ __forceinline__ float make_slices(uint8_t* row, const StagedNorm& norm,
-                                                      int count, float& squares) {
+  // Of a row: what the lowest byte is worth; and of this lane's elements the sum by that, and of their
+  // squares without norm.
+  struct Row {
+    float power, sum, squares;
+  };
+
+  // Makes four planes of bytes of a row, in its place.
+  static __device__ __forceinline__ Row make_slices(uint8_t* row, const StagedNorm& norm,
+                                                    int count) {
     uint32_t raw[kPieces * 4];
 #pragma unroll
     for (int j = 0; j < kPieces; ++j)
@@ -182,15 +193,20 @@ class XInt8 {
     };
     const auto value = [&](int k) { return kNormed ? x(k) * factor[k / 8][k % 8] : x(k); };
     uint32_t largest = 0;
+    float squares = 0;
     int exponent;
     bool finite;
     if constexpr (kNormed) {
+      float of[4] = {};  // chains of instructions that wait for one another are short
+      uint32_t most[4] = {};
 #pragma unroll
       for (int k = 0; k < kPieces * 8; ++k) {
-        squares = fmaf(x(k), x(k), squares);
-        largest = max(largest, __float_as_uint(value(k)) & 0x7fffffffu);
+        of[k % 4] = fmaf(x(k), x(k), of[k % 4]);
+        most[k % 4] = max(most[k % 4], __float_as_uint(value(k)) & 0x7fffffffu);
       }
+      largest = max(max(most[0], most[1]), max(most[2], most[3]));
       largest = __reduce_max_sync(~0u, largest);
+      squares = (of[0] + of[1]) + (of[2] + of[3]);
 #pragma unroll
       for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
       exponent = normal_exponent<float>(largest, 30);
@@ -202,9 +218,12 @@ class XInt8 {
     }
     const float scale = power_of_two(exponent);
     uint32_t bytes[kPieces * 8];
+    float sums[4] = {};
 #pragma unroll
     for (int k = 0; k < kPieces * 8; ++k) {
-      const int fixed = __float2int_rn(scale * value(k));
+      const float scaled = scale * value(k);
+      sums[k % 4] += scaled;
+      const int fixed = __float2int_rn(scaled);
       bytes[k] = static_cast<uint32_t>(fixed + 0x00808080) ^ 0x00808080u;  // signed bytes
     }
     uint32_t planes[4][kPieces * 2];
@@ -228,7 +247,8 @@ class XInt8 {
       for (int r = 0; r < kPieces; ++r)
         *reinterpret_cast<uint2*>(row + d * kSpanK + (lane_id() * kPieces + r) * 8) = {
             planes[d][2 * r], planes[d][2 * r + 1]};
-    return finite ? power_of_two(-exponent) : NAN;  // for all results
+    return {finite ? power_of_two(-exponent) : NAN,  // for all results
+            (sums[0] + sums[1]) + (sums[2] + sums[3]), squares};
   }
 };
 
