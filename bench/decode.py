@@ -199,6 +199,8 @@ def _arguments() -> argparse.Namespace:
         (args.weights, step.embedded.KINDS),
         (args.activations, x),
     )
+    if args.gguf and args.devices > 1:
+        parser.error("--gguf is for one device")
     for given, known in lists:
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))} is not one of {', '.join(known)}")

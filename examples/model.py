@@ -224,12 +224,17 @@ def stack(layers):
 
 
 def in_few_arrays(layers):
-    """A list of layers as `stack` makes them, on a GPU, where a step is short and each array that it gets takes the
-    host a microsecond. Matrix by matrix, as the list gives them up; it stays if layers differ or are not of codes.
+    """Layers as `stack` makes them, on a GPU, where a step is short and each array that it gets takes the host a
+    microsecond. Matrix by matrix, as the list gives them up; it stays if layers differ or are not of codes.
     """
-    kinds = [(jax.tree.structure(layer), [(a.shape, a.dtype) for a in jax.tree.leaves(layer)]) for layer in layers]
+    if jax.default_backend() == "cpu" or isinstance(layers, dict):
+        return layers
+
+    def kind(layer):
+        return jax.tree.structure(layer), [(a.shape, a.dtype) for a in jax.tree.leaves(layer)]
+
     dense = any(w.ndim == 2 and not isinstance(w, QuantizedTensor) for w in layers[0].values())
-    if jax.default_backend() == "cpu" or dense or kinds.count(kinds[0]) < len(kinds):
+    if dense or any(kind(layer) != kind(layers[0]) for layer in layers):
         return layers
     return {name: stack([layer.pop(name) for layer in layers]) for name in list(layers[0])}
 

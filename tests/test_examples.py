@@ -89,6 +89,24 @@ def test_loop_over_layers(example):
                 np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
 
 
+def test_few_arrays(example, monkeypatch):
+    """On a GPU, of layers that are alike in all but their numbers."""
+    load, _ = example
+    model = load("model")
+    w = jnp.ones((64, 64))
+
+    def layers(*groups):
+        return [{"up": quantize(w, group_size=group), "norm": w[0]} for group in groups]
+
+    assert isinstance(model.in_few_arrays(layers(32, 32)), list)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    stacked = model.in_few_arrays(layers(32, 32))
+    assert stacked["up"].shape == (2, 64, 64) and stacked["norm"].shape == (2, 64)
+    assert model.in_few_arrays(stacked) is stacked
+    assert isinstance(model.in_few_arrays(layers(32, 64)), list)
+    assert isinstance(model.in_few_arrays([{"up": w, "norm": w[0]}] * 2), list)
+
+
 def test_moe(example):
     load, run = example
     output = run(load("moe"), "--tokens", "5")
