@@ -62,22 +62,25 @@ class RowScale {
     return static_cast<int>((reinterpret_cast<uintptr_t>(row_) + group * stride_) % 16);
   }
 
+  // What lies `at` bytes into the part of a window that a lane has copied.
+  static __device__ __forceinline__ float value(const uint8_t* window, int lane, int at,
+                                                Dtype dtype) {
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(
+        window + lane * 16 + (at & ~15) * (kPieceBytes / 16) + (at & 12));
+    const uint32_t bits = __funnelshift_r(word, 0, at * 8);
+    if (dtype == Dtype::kF16)
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    if (dtype == Dtype::kBF16) return __uint_as_float(bits << 16);
+    return dtype == Dtype::kF32 ? __uint_as_float(word) : float_of_byte(bits & 0xffu, dtype);
+  }
+
   // What lies `groups` behind a place of a window, for all lanes of the warp together.
   __device__ __forceinline__ Terms terms(const uint8_t* window, int inside, int groups,
                                          const ScaleSource (&sources)[2],
                                          const ShiftTerm& shift) const {
-    const int lane = threadIdx.x % 32, at = inside + groups * stride_;
-    const Dtype dtype = lane < 16 ? sources[0].dtype : sources[1].dtype;
-    const uint32_t word = *reinterpret_cast<const uint32_t*>(
-        window + lane * 16 + (at & ~15) * (kPieceBytes / 16) + (at & 12));
-    const uint32_t bits = __funnelshift_r(word, 0, at * 8);
-    float mine;
-    if (dtype == Dtype::kF16)
-      mine = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    else if (dtype == Dtype::kBF16)
-      mine = __uint_as_float(bits << 16);
-    else
-      mine = dtype == Dtype::kF32 ? __uint_as_float(word) : float_of_byte(bits & 0xffu, dtype);
+    const int lane = threadIdx.x % 32;
+    const float mine = value(window, lane, inside + groups * stride_,
+                             lane < 16 ? sources[0].dtype : sources[1].dtype);
     const float other = __shfl_xor_sync(~0u, mine, 16);  // the second half's is the scale
     const float c = fmaf(fmaf(shift.by_both, mine, shift.by_scale), other, shift.by_shift * mine);
     const float term = lane < 16 ? mine : c;

@@ -13,7 +13,8 @@
 
 namespace jaxgemv::cuda::wgmma_any {
 
-template <Format kFormat, int kBits, int kColumns>
+// kScaled: for scales of one byte and groups smaller than a quad.
+template <Format kFormat, int kBits, int kColumns, bool kScaled>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     gemv_wgmma_any(const Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     return;
   }
   setmaxnreg_inc<S::kRegisters>();
-  Sums<kFormat, kBits, kColumns> sums(table);
+  Sums<kFormat, kBits, kColumns, kScaled> sums(params, table);
   if (quads > 0) {
     uint8_t* const ring = shared + warp * ring_bytes;
     Weights<S> weights(params, own.s, tile, place, share, own.first_unit, own.last_unit, ring);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
+#include "../common/clusters.cuh"
 #include "../mma_any/prepare.cuh"
 #include "kernel.cuh"
 
@@ -16,69 +18,89 @@ class WgmmaAnyOfWidth {
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (!mma_any::takes(problem, operands) || device.major != 9) return false;
     if (operands.image == nullptr || !is_aligned(operands.image, 16)) return false;
-    return with_variant(problem, operands, [&](auto variant) {
+    return with_variant(problem, operands, device, [&](auto variant) {
       return has_hopper_code(variant.kKernel, device) &&
-             variant.layout(problem, operands, device).across > 0;
+             variant.plan(problem, operands, device).layout.across > 0;
     });
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
-    return with_variant(problem, operands, [&](auto variant) {
+    return with_variant(problem, operands, device, [&](auto variant) {
       return variant.launch(problem, operands, device, stream);
     });
   }
 
  private:
-  template <int kColumns>
+  struct Plan {
+    mma_any::Layout layout;
+    Index cost = std::numeric_limits<Index>::max();
+  };
+
+  // kScaled: scales have one byte, and groups are smaller than a quad.
+  template <int kColumns, bool kScaled>
   struct Variant {
     using S = wgmma_any::Shape<kFormat, kBits, kColumns>;
-    static constexpr auto kKernel = wgmma_any::gemv_wgmma_any<kFormat, kBits, kColumns>;
+    static constexpr auto kKernel = wgmma_any::gemv_wgmma_any<kFormat, kBits, kColumns, kScaled>;
 
-    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, of a
-    // CTA, of one in a cluster, of the kernel that makes the image, and of a record for every 16
-    // threads where CTAs do.
-    static constexpr int kQuadNs = kColumns == 32 ? 350 : 600;
-    static constexpr int kStartNs = 4000, kClusterNs = 1500, kImageNs = 1500, kRecordNs = 300;
+    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, and of the
+    // end of each of its slots; of a CTA, of one in a cluster, of the kernel that makes the image, and
+    // of a record for every 16 threads where CTAs do.
+    static constexpr int kQuadNs = (kColumns == 32 ? 1100 : 1700) + (kScaled ? 750 : 0);
+    static constexpr int kSlotNs = kScaled ? 0 : kColumns == 32 ? 400 : 500;
+    static constexpr int kStartNs = 5300, kClusterNs = 1000, kImageNs = 3500, kRecordNs = 2000;
+
+    // Groups of 64 have two slots of a quad, where mma_any gives them four.
+    static int slots_of(const Problem& problem, const Operands& operands) {
+      const int slots = mma_any::slots_of(problem, operands);
+      return !kScaled && slots == 4 && problem.group % 64 == 0 ? 2 : slots;
+    }
 
     // Groups of warps with rows of their own, groups and CTAs that share K.
-    static mma_any::Layout layout(const Problem& problem, const Operands& operands,
-                                  const Device& device) {
+    static Plan plan(const Problem& problem, const Operands& operands, const Device& device) {
       const int parts = mma_any::parts_of(problem, operands);
       const int pieces = mma_any::windows_of(problem, operands, S::kUnitK).pieces;
+      const int slots = slots_of(problem, operands);
       const Index rows_m = std::min<Index>(problem.M, kColumns / parts);
       const Index m_tiles = ceil_div(problem.M, rows_m) * problem.batch;
       const Index units = ceil_div(problem.K, S::kUnitK);
       const Index rows = is_gated(problem.activation) ? 32 : 64;
+      const Index quad_ns = kQuadNs + (slots > 1 ? slots * kSlotNs : 0);
       const int bytes = S::shared_bytes(static_cast<int>(rows_m) * parts, pieces);
-      mma_any::Layout best;
+      Plan best;
+      Clusters<mma_any::kMostRanks> clusters;
       if (bytes + 1024 > device.shared_bytes) return best;
-      Index least = 0;
-      for (int ranks = 1; ranks <= mma_any::kMostRanks; ranks *= 2)
+      // An SM has room for one CTA, whatever its shared memory.
+      if (resident_clusters(kKernel, {{}, S::kThreads, bytes}, device, &clusters) != cudaSuccess) {
+        cudaGetLastError();  // another kernel will do
+        return best;
+      }
+      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks)
         for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
+          if (clusters[ranks] < 1) continue;
           const int across = S::kGroups / deep;
           const Index tiles = ceil_div(problem.y_width(), across * rows);
           const Index most = ceil_div(units, ranks), quads = most * S::kQuads;  // of a CTA
-          const Index waves =
-              ceil_div(tiles * m_tiles * ranks, ranks > 2 ? device.sms * 15 / 16 : device.sms);
+          const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
           const Index records = ceil_div(quads * rows_m * 16, S::kConsumers) * kRecordNs;
           const bool makes = quads <= S::kXStages && waves * records < kImageNs;
           const Index cost =
               waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) + (makes ? records : 0) +
-                       ceil_div(most, deep) * S::kQuads * kQuadNs) +
+                       ceil_div(most, deep) * S::kQuads * quad_ns) +
               (makes ? 0 : kImageNs);
-          if (best.across > 0 && cost >= least) continue;
-          least = cost, best = {4 * across, deep, ranks, 0, bytes, makes, tiles};
+          if (cost >= best.cost) continue;
+          best = {{4 * across, deep, ranks, 0, bytes, makes, tiles}, cost};
         }
       return best;
     }
 
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
-      const mma_any::Layout layout = Variant::layout(problem, operands, device);
+      const mma_any::Layout layout = plan(problem, operands, device).layout;
       mma_any::Params p = mma_any::params_of<S>(problem, operands, layout, kBits, kColumns,
                                                 mma_any::parts_of(problem, operands));
       p.tile_stride = p.tiles;
+      p.groups.slots = slots_of(problem, operands);
       if (!layout.makes) {
         const cudaError_t status = mma_any::launch_image<typename S::C>(
             problem, operands, p.units * S::kQuads, device, stream, &p);
@@ -94,12 +116,27 @@ class WgmmaAnyOfWidth {
     }
   };
 
+  // Few rows of the weights fill more SMs where CTAs have parts of x.
   template <typename Use>
-  static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
+  static auto with_variant(const Problem& problem, const Operands& operands, const Device& device,
+                           Use&& use) {
+    if constexpr (wgmma_any::TakesScales<kFormat>::kEver)
+      if (!is_wide(operands.scale.dtype) && mma_any::slots_of(problem, operands) > 1)
+        return with_columns<true>(problem, operands, device, use);
+    return with_columns<false>(problem, operands, device, use);
+  }
+  template <bool kScaled, typename Use>
+  static auto with_columns(const Problem& problem, const Operands& operands, const Device& device,
+                           Use&& use) {
+    using Few = Variant<32, kScaled>;
     const Index columns = problem.M * mma_any::parts_of(problem, operands);
-    if (columns <= 32) return use(Variant<32>{});
-    if (columns <= 64) return use(Variant<64>{});
-    return use(Variant<128>{});
+    const auto choose = [&](auto many) {
+      const bool is_few =
+          Few::plan(problem, operands, device).cost < many.plan(problem, operands, device).cost;
+      return is_few ? use(Few{}) : use(many);
+    };
+    if (columns <= 32) return use(Few{});
+    return columns <= 64 ? choose(Variant<64, kScaled>{}) : choose(Variant<128, kScaled>{});
   }
 };
 
