@@ -1,8 +1,7 @@
 // Chooses the variant of the kernel for many rows of x on Hopper, and how many CTAs share K.
 #include <algorithm>
-#include <array>
 
-#include "../common/launch.cuh"
+#include "../common/clusters.cuh"
 #include "kernel.cuh"
 
 namespace jaxgemv::cuda {
@@ -10,36 +9,10 @@ namespace jaxgemv::cuda {
 namespace wgmma {
 namespace {
 
-// Clusters of each size that a device runs at once: SMs come in groups of different sizes, so there
-// are fewer large ones than one would think. None of any size where the kernel has no code.
-using Clusters = std::array<int, kMaxRanks + 1>;
-
-template <typename Function>
-cudaError_t resident_clusters(Function* kernel, const LaunchShape& shape, const Device& device,
-                              Clusters* clusters) {
-  static PerDevice<Clusters> answers;
-  const void* key = reinterpret_cast<const void*>(kernel);
-  return answers.get(device.id, key, clusters, [&](Clusters* result) {
-    *result = {};
-    if (!has_hopper_code(kernel, device)) return cudaSuccess;
-    cudaError_t status = allow_shared_memory(kernel, device, shape.shared_bytes);
-    for (int ranks = 1; status == cudaSuccess && ranks <= kMaxRanks; ++ranks) {
-      LaunchShape one = shape;
-      one.grid = dim3(static_cast<unsigned>(ranks)), one.ranks = ranks;
-      status = with_config(one, nullptr, [&](cudaLaunchConfig_t* config) {
-        config->numAttrs = 1;  // also a cluster of one
-        return cudaOccupancyMaxActiveClusters(&(*result)[ranks], kernel, config);
-      });
-      if (status == cudaErrorInvalidClusterSize) (*result)[ranks] = 0, status = cudaSuccess;
-    }
-    return status;
-  });
-}
-
 // CTAs that share K: waves of clusters, each as long as its chunks and about four more for its
 // start and end. (On an H200 this picks the best or, once, the second best for M = 64 of the eight
 // shapes in docs/cuda-notes.md.) Zero if no cluster of any size can run.
-int choose_ranks(const Clusters& clusters, Index tiles, Index chunks) {
+int choose_ranks(const Clusters<kMaxRanks>& clusters, Index tiles, Index chunks) {
   int best = 0;
   Index least = 0;
   for (int ranks = 1; ranks <= std::min<Index>(kMaxRanks, chunks); ++ranks) {
@@ -96,8 +69,8 @@ struct Wgmma {
     static Index tiles(const Problem& problem) { return ceil_div(problem.N, wgmma::kRows); }
 
     static int ranks(const Problem& problem, const Device& device) {
-      wgmma::Clusters clusters;
-      if (wgmma::resident_clusters(kKernel, kShape, device, &clusters) != cudaSuccess) {
+      Clusters<wgmma::kMaxRanks> clusters;
+      if (resident_clusters(kKernel, kShape, device, &clusters) != cudaSuccess) {
         cudaGetLastError();  // another kernel will do
         return 0;
       }
