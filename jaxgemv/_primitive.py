@@ -245,8 +245,9 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
         return f(*named.values(), operands=",".join(named), transposed=s.k is not None, **attributes)[0]
 
     x, shape = o.x.reshape(batch, rows, o.x.shape[-1]), (*o.x.shape[:-1], width)
+    if o.index is not None and s.entry is not None:
+        attributes["entry"] = np.int64(s.entry)
     if o.index is None or s.entry is not None:
-        attributes |= {} if o.index is None else {"entry": np.int64(s.entry)}
         return call(x, None).reshape(shape)
     nbytes = prod(o.packed.shape[1:]) * o.packed.dtype.itemsize
     share = _dispatch.shared_rows(platform, o, s)

@@ -101,7 +101,8 @@ def test_few_arrays(example, monkeypatch):
     assert isinstance(model.in_few_arrays(layers(32, 32)), list)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     stacked = model.in_few_arrays(layers(32, 32))
-    assert stacked["up"].shape == (2, 64, 64) and stacked["norm"].shape == (2, 64)
+    assert stacked["up"].shape == (2, 64, 64)
+    assert stacked["norm"].shape == (2, 64)
     assert model.in_few_arrays(stacked) is stacked
     assert isinstance(model.in_few_arrays(layers(32, 64)), list)
     assert isinstance(model.in_few_arrays([{"up": w, "norm": w[0]}] * 2), list)

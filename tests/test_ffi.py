@@ -164,6 +164,13 @@ BAD = (
     ("needs operands, bits, group and transposed", {"bits": np.int32(4)}),
     ("needs operands, bits, group and transposed", {"transposed": np.int64(0)}),
     ("has an attribute that this version does not know", {"rounding": np.int64(1)}),
+    ("entry must be an int64", {"entry": np.int32(0)}),
+    ("entry must be one of the stack, and without index", {"entry": np.int64(1)}),
+    ("entry must be one of the stack, and without index", {"entry": np.int64(-1)}),
+    (
+        "entry must be one of the stack, and without index",
+        {"entry": np.int64(0), "index": array(1, dtype=np.int32)},
+    ),
     ("scale has the wrong shape or dtype", {"scale": array()}),
     ("bias has the wrong shape or dtype", {"bias": array()}),
     ("scale has the wrong shape or dtype", {"scale": array(1, 6, 4, dtype=np.int32)}),
