@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 import decode
 import embedded
 import model
+import stacks
 
 AXIS = "model"
 # How matrices are cut over devices: by their outputs, or by their inputs, and then what they give is summed.
@@ -67,7 +68,7 @@ def random(size: str, kind: str, activations: str = "exact") -> Model:
 
 def in_few_arrays(of: Model) -> Model:
     """As a step takes it, on one device."""
-    return of._replace(params=of.params | {"layers": model.in_few_arrays(of.params["layers"])})
+    return of._replace(params=of.params | {"layers": stacks.in_few_arrays(of.params["layers"])})
 
 
 def of_file(path: Path, context: int, activations: str = "exact") -> Model:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import model
 import numpy as np
+import stacks
 import tokens
 
 from jaxgemv import QuantizedTensor, formats, quantize
@@ -112,7 +113,7 @@ def open_model(path, dtype, *, context: int = 2048, weights: dict | None = None)
     params = {ours: jax.device_put(load(name)) for ours, name in top.items()}
     if not is_gguf and (factors := configs.rope_factors(checkpoint.config, config)) is not None:
         params["rope_factors"] = jnp.asarray(factors)
-    params["layers"] = model.in_few_arrays(
+    params["layers"] = stacks.in_few_arrays(
         [
             jax.device_put(_together({ours: load(names[i]) for ours, names in of_layer.items()}))
             for i in range(config.n_layers)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import model
 import numpy as np
+import stacks
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -42,7 +43,7 @@ def load(scan):
 
 def in_form(params, config):
     """Layers as a loop over them takes them, or else the fastest."""
-    form = model.stack if config.scan else model.in_few_arrays
+    form = stacks.stack if config.scan else stacks.in_few_arrays
     return params | {"layers": form(params["layers"])}
 
 

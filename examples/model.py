@@ -5,7 +5,7 @@ layer has the weights for it.
 The weights are a dict of arrays. Each matrix is (outputs, inputs) and is only ever touched by
 `linear(x, w, **parts)`, which is `jaxgemv.gemv` or like it: a matrix is a float array, or low-bit
 codes, and norm, bias, activation and residual are parts of the product.
-Layers are a list, or a dict of what `stack` makes of them, and `linear` is then called with `index=`.
+Layers are a list, or a stack (stacks.py), and `linear` is then called with `index=`.
 """
 
 import dataclasses
@@ -14,8 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import one_token
-
-from jaxgemv import QuantizedTensor
+import stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +189,7 @@ def forward(params, tokens, config, linear, cache=None, start=0, last=None):
         local = rotation(positions, config.local_theta, config.head_dim, factors)
         caches = []
         for i, past in enumerate(cache or [None] * config.n_layers):
-            layer, of_layer = layer_at(layers, i, linear)
+            layer, of_layer = stacks.layer_at(layers, i, linear)
             here = (local, config.window) if config.is_local(i) else (turn, 0)
             x, seen = layer_of(x, layer, past, positions, here[0], config, of_layer, here[1])
             caches.append(seen)
@@ -199,44 +198,15 @@ def forward(params, tokens, config, linear, cache=None, start=0, last=None):
     return linear(x, head, norm=params["norm"], eps=config.eps).astype(jnp.float32), caches
 
 
-def layer_at(layers, i, linear):
-    """Layer i, and the `linear` for it: `index` reads the matrices of a stack where they lie."""
-    if isinstance(layers, list):
-        return layers[i], linear
-    layer = {name: w[i] if w.ndim == 2 else w for name, w in layers.items()}  # vectors, stacked, have two
-    return layer, functools.partial(linear, index=i)
-
-
 def scan_layers(x, layers, cache, positions, turn, config, linear):
-    """All layers, from `stack`, in one loop."""
+    """All layers, of a stack, in one loop."""
 
     def body(x, each):
         i, past = each
-        layer, of_layer = layer_at(layers, i, linear)
+        layer, of_layer = stacks.layer_at(layers, i, linear)
         return layer_of(x, layer, past, positions, turn, config, of_layer)
 
     return jax.lax.scan(body, x, (jnp.arange(config.n_layers), cache))
-
-
-def stack(layers):
-    """Layers, or their caches, as one whose arrays begin with the number of the layer."""
-    return jax.tree.map(lambda *each: jnp.stack(each), *layers)
-
-
-def in_few_arrays(layers):
-    """Layers as `stack` makes them, on a GPU, where a step is short and each array that it gets takes the host a
-    microsecond. Matrix by matrix, as the list gives them up; it stays if layers differ or are not of codes.
-    """
-    if jax.default_backend() == "cpu" or isinstance(layers, dict):
-        return layers
-
-    def kind(layer):
-        return jax.tree.structure(layer), [(a.shape, a.dtype) for a in jax.tree.leaves(layer)]
-
-    dense = any(w.ndim == 2 and not isinstance(w, QuantizedTensor) for w in layers[0].values())
-    if dense or any(kind(layer) != kind(layers[0]) for layer in layers):
-        return layers
-    return {name: stack([layer.pop(name) for layer in layers]) for name in list(layers[0])}
 
 
 def empty_cache(params, config, dtype=None, size=None):
@@ -244,7 +214,7 @@ def empty_cache(params, config, dtype=None, size=None):
     dtype = dtype or params["norm"].dtype
     shape = (config.n_kv_heads, size or config.context, config.head_dim)
     layers = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)]
-    return stack(layers) if config.scan else layers
+    return stacks.stack(layers) if config.scan else layers
 
 
 def grown(cache, size):

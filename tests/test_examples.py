@@ -63,7 +63,7 @@ def test_llama(example, monkeypatch):
 def test_loop_over_layers(example):
     """--scan: the same model, its layers in one array each."""
     load, _ = example
-    model, embedded = load("model"), load("embedded")
+    model, embedded, stacks = load("model"), load("embedded"), load("stacks")
     config = model.Config(vocab=32, d_model=64, n_layers=3, n_heads=4, head_dim=16, d_ff=96, context=8)
     leaves, structure = jax.tree.flatten(embedded.shapes(config))
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -72,7 +72,7 @@ def test_loop_over_layers(example):
     params["layers"] = jax.tree.map(
         lambda w: quantize(w, group_size=32) if w.ndim == 2 else w, params["layers"]
     )
-    stacked = params | {"layers": model.stack(params["layers"])}
+    stacked = params | {"layers": stacks.stack(params["layers"])}
     forms = (params, config), (stacked, config), (stacked, dataclasses.replace(config, scan=True))
 
     tokens = jnp.arange(5)
@@ -83,29 +83,29 @@ def test_loop_over_layers(example):
             cache = None if start is None else model.empty_cache(each, how, jnp.float32)
             results.append(forward(each, tokens, how, gemv, cache, start or 0))
         (logits, caches), (again, cache), (looped, loop_cache) = results
-        for other, its in ((again, model.stack(cache)), (looped, loop_cache)):
+        for other, its in ((again, stacks.stack(cache)), (looped, loop_cache)):
             np.testing.assert_allclose(other, logits, rtol=1e-4, atol=1e-4)
-            for a, b in zip(jax.tree.leaves(model.stack(caches)), jax.tree.leaves(its), strict=True):
+            for a, b in zip(jax.tree.leaves(stacks.stack(caches)), jax.tree.leaves(its), strict=True):
                 np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
 
 
 def test_few_arrays(example, monkeypatch):
     """On a GPU, of layers that are alike in all but their numbers."""
     load, _ = example
-    model = load("model")
+    stacks = load("stacks")
     w = jnp.ones((64, 64))
 
     def layers(*groups):
         return [{"up": quantize(w, group_size=group), "norm": w[0]} for group in groups]
 
-    assert isinstance(model.in_few_arrays(layers(32, 32)), list)
+    assert isinstance(stacks.in_few_arrays(layers(32, 32)), list)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    stacked = model.in_few_arrays(layers(32, 32))
+    stacked = stacks.in_few_arrays(layers(32, 32))
     assert stacked["up"].shape == (2, 64, 64)
     assert stacked["norm"].shape == (2, 64)
-    assert model.in_few_arrays(stacked) is stacked
-    assert isinstance(model.in_few_arrays(layers(32, 64)), list)
-    assert isinstance(model.in_few_arrays([{"up": w, "norm": w[0]}] * 2), list)
+    assert stacks.in_few_arrays(stacked) is stacked
+    assert isinstance(stacks.in_few_arrays(layers(32, 64)), list)
+    assert isinstance(stacks.in_few_arrays([{"up": w, "norm": w[0]}] * 2), list)
 
 
 def test_moe(example):
