@@ -56,6 +56,18 @@ def test_many_rows_for_each_of_many_slices(slices, options):
         assert used < bytes_of(slices, n, k)
 
 
+def test_layers_one_after_another():
+    """Each by its number: none is taken out of the stack."""
+    w = stack(3, 512, 512)
+
+    def run(x, w):
+        for i in range(3):
+            x = gemv(x, w, index=i, implementation="cpu")
+        return x
+
+    assert temporaries(run, spec(1, 512), w) < 512 * 512 // 16
+
+
 def test_dense_stack():
     n = k = 1024
     x, ids = spec(96, 600, k, dtype="float32"), spec(96, dtype="int32")
