@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(
   uint32_t s = 0;
   if (params.index != nullptr) s = static_cast<uint32_t>(params.index[blockIdx.y]);
   const bool exists = s < params.stack;
-  // Of a slice: how many k of this warp's span there are, and norm from the first on.
+  // Of a slice: the first k of this warp's span, and norm from there on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
   const StagedNorm norm{x + M * Span::kRowBytes, params.norm_dtype};
   const auto ask_norm = [&](int slice) {
