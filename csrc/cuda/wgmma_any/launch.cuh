@@ -129,7 +129,8 @@ class WgmmaAnyOfWidth {
   static auto with_columns(const Problem& problem, const Operands& operands, const Device& device,
                            Use&& use) {
     using Few = Variant<32, kScaled>;
-    // Of float8 it would keep 660 bytes of registers in memory.
+    // Those for more columns would keep registers in memory if they took scales, but of tables.
+    using Many = Variant<64, false>;
     using Most = Variant<128, kScaled && kFormat == Format::kCodebook>;
     const Index columns = problem.M * mma_any::parts_of(problem, operands);
     const auto choose = [&](auto many) {
@@ -138,7 +139,7 @@ class WgmmaAnyOfWidth {
       return is_few ? use(Few{}) : use(many);
     };
     if (columns <= 32) return use(Few{});
-    return columns <= 64 ? choose(Variant<64, kScaled>{}) : choose(Most{});
+    return columns <= 64 ? choose(Many{}) : choose(Most{});
   }
 };
 

@@ -103,7 +103,7 @@ class Sums {
     if (kScaled && takes_scales_) {
       const QuadScales<F::kLog> of(params, window, __shfl_sync(~0u, inside, threadIdx.x % 16),
                                    first_group, k);
-      constexpr int kOperands = kColumns == 64 ? 1 : 2;  // as registers allow
+      constexpr int kOperands = 2;
       uint32_t a[kOperands][2][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
