@@ -3,7 +3,7 @@
 A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
 """
 
-from cases_cuda import direct, direct_floats, fma, gemm, mma, mma_any, stream, wgmma, wgmma_any
+from cases_cuda import direct, direct_floats, fma, gemm, mma, mma_any, stream, wgmma, wgmma_any, wgmma_tma
 from kernels import FLOATS, KernelParam
 from problems import Case
 
@@ -250,6 +250,7 @@ def transposed_whole(bits: int) -> list[Case]:
 MUST_TAKE = {
     "stream": stream,
     "wgmma": wgmma,
+    "wgmma_tma": wgmma_tma,
     "mma": mma,
     "mma_any": mma_any,
     "wgmma_any": wgmma_any,
@@ -270,6 +271,7 @@ MUST_TAKE_FLOATS = {
     "simt": float_panel,
     "stream": stream_floats,
     "mma_any": without_shifts(mma_any),
+    "wgmma_tma": without_shifts(wgmma_tma),
     "wgmma_any": without_shifts(wgmma_any),
     "direct": direct_floats,
     "f32_dot": f32_dot,
@@ -299,6 +301,7 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         fma,
         mma_any,
         wgmma_any,
+        wgmma_tma,
         gemm,
         transposed_anything,
         float_panel,

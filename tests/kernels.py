@@ -88,7 +88,7 @@ def transposed_products(args, ks, backend: str) -> list[jax.Array]:
     return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]
 
 
-HOPPER = {"wgmma", "wgmma_any", "gemm"}
+HOPPER = {"wgmma", "wgmma_any", "wgmma_tma", "gemm"}
 
 
 @contextlib.contextmanager

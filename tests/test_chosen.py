@@ -32,6 +32,8 @@ CHOSEN = [
     ("cuda", 2, "bfloat16", Case(64, 4096, 1024, 128), "stream"),
     ("cuda", 4, "bfloat16", Case(33, 4096, 1024, 128), "wgmma direct"),
     ("cuda", 8, "float16", Case(64, 4100, 1024, "row"), "wgmma direct"),
+    ("cuda", 4, "bfloat16", Case(16, 14336, 4096, 128), "wgmma_tma stream"),
+    ("cuda", 8, "float32", Case(20, 8192, 4096, 128), "wgmma_tma mma_any"),
     ("cuda", 4, "bfloat16", Case(64, 200, 40960, 32), "wgmma_any mma_any"),
     ("cuda", 5, "float32", Case(9, 8192, 1024, 128), "wgmma_any mma_any"),
     ("cuda", 4, "float16", Case(4, 16640, 1024, 128, scale="float32"), "mma"),

@@ -46,6 +46,7 @@ ROWS = {
     "amx_bf16": (12, 64),
     "stream": (1, 16),
     "wgmma_any": (3, 64),
+    "wgmma_tma": (3, 64),
 }
 # Parts do not depend on the width, but for what they are fused into.
 WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}

@@ -110,7 +110,7 @@ def test_transposed(transposed_kernel, exact):
             check(y, exact, answer, magnitude, case.n)
 
 
-FOR_MANY = "amx_bf16", "wgmma_any"  # rows
+FOR_MANY = "amx_bf16", "wgmma_any", "wgmma_tma"  # rows
 
 FLOAT8_ROWS = by_name(
     k
@@ -123,7 +123,9 @@ FLOAT8_ROWS = by_name(
 def test_every_float8(kernel):
     """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
     rows = 12 if kernel.name in FOR_MANY else 2
-    codes = np.zeros((256, 64 if kernel.name in ("direct", "f32_dot", "stream") else 67), np.uint8)
+    codes = np.zeros(
+        (256, 64 if kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma") else 67), np.uint8
+    )
     codes[:, 5] = np.arange(256)
     x = np.zeros((rows, codes.shape[1]), jnp.dtype(kernel.x))
     x[:, 5] = 1
@@ -133,7 +135,7 @@ def test_every_float8(kernel):
     assert_ran(kernel)
     expected = codes[:, 5].view(kernel.format).astype(np.float32)
     # Of float32 the second part of x is zero.
-    if kernel.name in ("direct", "mma_any", "wgmma_any") and kernel.x == "float32":
+    if kernel.name in ("direct", "mma_any", "wgmma_any", "wgmma_tma") and kernel.x == "float32":
         expected[np.isinf(expected)] = np.nan
     np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
 
@@ -231,6 +233,13 @@ LARGE = {
         (64, 1028, 14336, 128),
         (17, 40000, 1024, 256),
     ],
+    "wgmma_tma": [
+        (9, 4099, 20480, 128),
+        (33, 4100, 2048, "row"),
+        (64, 1028, 14336, 128),
+        (17, 40000, 1024, 256),
+        (40, 300, 3584, 128),
+    ],
     "direct": [
         (1, 4099, 20480, 128),
         (3, 2121, 12416, 128),
@@ -290,6 +299,7 @@ def test_what_the_last_kernel_left(kernel, rng):
     for m in {
         "stream": (1, 2, 8, 9),
         "wgmma": (9, 33),
+        "wgmma_tma": (9, 17, 33),
         "mma": (1, 8),
         "mma_any": (1, 9, 17, 33),
         "wgmma_any": (9, 17, 33),

@@ -69,6 +69,13 @@ constexpr bool has_long_rows(const Problem& problem) {
   return problem.K >= 1024 && problem.N * problem.K >= Index{10} << 20;
 }
 
+// wgmma_tma makes an image of x first, and then reads faster than wgmma and stream do.
+constexpr bool is_large(const Problem& problem) { return problem.N * problem.K >= Index{48} << 20; }
+// Others have an image too, or read the weights twice.
+constexpr bool is_large_for_two_columns(const Problem& problem) {
+  return problem.N * problem.K >= Index{24} << 20;
+}
+
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
 // made, and 0 where it is never. Below a number of weights it takes as long as for more; widths other
 // than 2, 3 and 4 take longer; and XLA's product does where N or K is odd. "More rows than kernels take".
@@ -107,6 +114,9 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 16, 1 << 21, has_short_rows_of_integers_and_16_bit_x, kNorm},
     {"stream", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kNorm},
     {"direct", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kEpilogue},
+    // Against stream, wgmma and wgmma_any: "Boxes of weights".
+    {"wgmma_tma", 4, 9, 64, kAnyRows, is_large_for_two_columns, kNorm},
+    {"wgmma_tma", 4, 9, 64, kAnyRows, is_large},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
@@ -123,6 +133,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma", 0, 9, 64},
     // Against mma and mma_any: "Small matrices".
     {"direct", 0, 1, 64, 5 << 20, has_integers_and_few_columns},
+    // Against wgmma_any: "Boxes of weights".
+    {"wgmma_tma", 0, 9, 64, kAnyRows, is_large_for_two_columns},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".

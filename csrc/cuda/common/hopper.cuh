@@ -2,6 +2,7 @@
 // registers moved between warpgroups, wgmma. Include only what __CUDA_ARCH_FEAT_SM90_ALL guards.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -48,6 +49,15 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
       "bytes [%0], [%1], %2, [%3];" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// A box of a tensor map of three dimensions, that begins at (x, y, z), the fastest first; tells the barrier.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y, int z,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
 // A barrier of `threads` threads of the CTA, apart from __syncthreads().
@@ -119,7 +129,7 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
   for (int e = 0; e < kCount; ++e) asm volatile("" : "+f"(d[e])::"memory");
 }
 
-// d (64 x 32 or 64 x 64, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for
+// d (64 x 16, 64 x 32 or 64 x 64, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for
 // X = __half or __nv_bfloat16. Warp w of the warpgroup has rows 16 w .. 16 w + 15 of a and d, laid out
 // over its lanes as for mma.m16n8k16.
 template <typename X>
@@ -152,6 +162,19 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[32], const uint32_t (&a)
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
   }
+}
+
+template <typename X>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
+                                             int add) {
+  static_assert(std::is_same_v<X, __half>);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <typename X>

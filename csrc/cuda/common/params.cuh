@@ -78,6 +78,20 @@ __device__ __forceinline__ void store(void* data, Dtype dtype, Index i, float v)
   }
 }
 
+// Four neighbours of a type of 16 bits, for an i that is a multiple of four.
+__device__ __forceinline__ void store4(void* data, Dtype dtype, Index i, const float4& v) {
+  uint2 bits;
+  if (dtype == Dtype::kF16) {
+    const __half2 two[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
+    bits = reinterpret_cast<const uint2&>(two);
+  } else {
+    const __nv_bfloat162 two[2] = {__floats2bfloat162_rn(v.x, v.y),
+                                   __floats2bfloat162_rn(v.z, v.w)};
+    bits = reinterpret_cast<const uint2&>(two);
+  }
+  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(data) + i) = bits;
+}
+
 __device__ __forceinline__ Index offset_of(const Param& p, Index s, Index n, Index g) {
   return s * p.stack_stride + n * p.n_stride + g * p.g_stride;
 }

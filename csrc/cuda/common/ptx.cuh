@@ -105,6 +105,15 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// The same with a number that is not known, of which kMost and more are the same.
+template <int kMost>
+__device__ __forceinline__ void wait_copies_but(int pending) {
+  if constexpr (kMost > 0) {
+    if (pending < kMost) return wait_copies_but<kMost - 1>(pending);
+  }
+  wait_copies<kMost>();
+}
+
 // kWords words from shared memory, in the widest loads.
 template <int kWords>
 __device__ __forceinline__ void load_shared(uint32_t* to, const void* from) {
@@ -158,6 +167,20 @@ __device__ __forceinline__ float load_of_rank(const float* at, int rank) {
       : "=r"(there)
       : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank));
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there));
+#endif
+  return v;
+}
+
+__device__ __forceinline__ float4 load4_of_rank(const float* at, int rank) {
+  float4 v = *reinterpret_cast<const float4*>(at);
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(there));
 #endif
   return v;
 }

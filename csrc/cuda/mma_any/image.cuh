@@ -70,6 +70,36 @@ __device__ __forceinline__ void load_octet_of_x(const XSource& x, Index row, int
   for (int i = 0; i < 8; ++i) v[i] = float_of_bits(bits[i], x.dtype);
 }
 
+// The exponent that brings numbers with these magnitude bits, and smaller ones, to just under 2^15.
+__device__ __forceinline__ int exponent_of(uint32_t largest) {
+  // A number is under 2^(biased + 1 - bias).
+  return min(15 + 126 - static_cast<int>(largest >> 23), 126);
+}
+
+// Eight elements times 2^exponent as what lane t has of a record's block, from a column on.
+template <typename C>
+__device__ __forceinline__ void store_octet(float (&v)[8], int exponent, uint8_t* record, int block,
+                                            int t, int column, int columns, int parts) {
+  const float scale = power_of_two(exponent);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    if (part == parts) break;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      float &first = v[C::code(p, 0)], &second = v[C::code(p, 1)];
+      const __half2 pair =
+          __floats2half2_rn(first * (scale * C::worth(p)), second * (scale * C::worth(p)));
+      uint32_t* const granule =
+          reinterpret_cast<uint32_t*>(record + ((block * 4 + p) * columns + column + part) * 16);
+      granule[t] = reinterpret_cast<const uint32_t&>(pair);
+      if (part + 1 == parts) continue;
+      // What is missing.
+      const float back = power_of_two(-exponent) * (1 / C::worth(p));
+      first -= __low2float(pair) * back, second -= __high2float(pair) * back;
+    }
+  }
+}
+
 // Of half a warp, 16 lanes: the record of quad `quad` of a row of x. v: this lane's eight elements.
 // column: of the image's `columns`; parts: 1, or 2 from this column on. slots: sums in a quad.
 // C: an Octet, or a Decoder.
@@ -96,27 +126,10 @@ __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, i
     squares += __shfl_xor_sync(~0u, squares, i);
     if (i * 8 < kQuadK / slots) sum += __shfl_xor_sync(~0u, sum, i);
   }
-  // A number is under 2^(biased + 1 - bias).
-  const int exponent = min(15 + 126 - static_cast<int>(largest >> 23), 126);
-  const float scale = power_of_two(exponent);
+  const int exponent = exponent_of(largest);
   const bool runs = runs_of<C>(slots);
   const int block = runs ? lane % 4 : lane / 4, t = runs ? lane / 4 : lane % 4;
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    if (part == parts) break;
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      float &first = v[C::code(p, 0)], &second = v[C::code(p, 1)];
-      const __half2 pair =
-          __floats2half2_rn(first * (scale * C::worth(p)), second * (scale * C::worth(p)));
-      uint32_t* const granule =
-          reinterpret_cast<uint32_t*>(record + ((block * 4 + p) * columns + column + part) * 16);
-      granule[t] = reinterpret_cast<const uint32_t&>(pair);
-      // What is missing.
-      const float back = 1 / (scale * C::worth(p));
-      first -= __low2float(pair) * back, second -= __high2float(pair) * back;
-    }
-  }
+  store_octet<C>(v, exponent, record, block, t, column, columns, parts);
   const int lanes = 16 / slots;
 #pragma unroll
   for (int part = 0; part < 2; ++part) {

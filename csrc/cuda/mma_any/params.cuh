@@ -28,6 +28,8 @@ struct Params {
   Windows windows;             // of scales
   bool aligned;                // every row of the weights, to 16 bytes
   bool plain;                  // no activation, no residual
+  bool norm_aligned;           // as x
+  bool packs;                  // the same, and four results can be stored at once
   Output output;
   float eps;
 
@@ -49,16 +51,19 @@ struct Share {
   int m0, M, columns;
   Index first_row;  // of x, in the batch
 
-  __device__ __forceinline__ explicit Share(const Params& params)
-      : cluster(static_cast<int>(blockIdx.x) / params.ranks),
-        rank(static_cast<int>(blockIdx.x) - cluster * params.ranks),
+  __device__ __forceinline__ explicit Share(const Params& params, unsigned cta = blockIdx.x)
+      : cluster(over(static_cast<int>(cta), params.ranks)),
+        rank(static_cast<int>(cta) - cluster * params.ranks),
         s(stack_entry(params.index, params.stack, blockIdx.y)),
-        first_unit(params.units * rank / params.ranks),
-        last_unit(params.units * (rank + 1) / params.ranks),
-        m0(cluster % params.m_tiles * params.rows_m),
+        first_unit(over(params.units * rank, params.ranks)),
+        last_unit(over(params.units * (rank + 1), params.ranks)),
+        m0((cluster - over(cluster, params.m_tiles) * params.m_tiles) * params.rows_m),
         M(min(params.M - m0, params.rows_m)),
         columns(M * params.parts),
         first_row(Index{blockIdx.y} * params.M + m0) {}
+
+  // A division takes as long as a load, and most are by one.
+  static __device__ __forceinline__ int over(int a, int b) { return b == 1 ? a : a / b; }
 };
 
 // Makes the records of `quads` quads, from `first` on, of a CTA's rows of x, by `threads` threads:

@@ -133,16 +133,15 @@ __global__ void __launch_bounds__(
   const int first_row = cta * params.rows_a_cta + min(cta, params.more);
   const int last_tile =  // its first row
       first_row + params.rows_a_cta + (cta < params.more) - tiling.step();
-  const int x_bytes = M * Span::kRowBytes + (kNormed ? params.norm_bytes : 0);
   uint8_t* const x_place = shared + warps * Memory::kBytes;
-  uint8_t* const x = x_place + warp * x_bytes;
+  uint8_t* const x = x_place + warp * params.x_bytes;
   const auto ask = [&](int slice) {
     // Read again: nothing of this is kept through the loops, where registers are few.
     uint32_t thread, y;
     asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
     const int first = (slice * warps + static_cast<int>(thread / 32)) * Span::kSpanK;
     Span::ask(static_cast<const X*>(params.x) + (Index{y} * params.M + m0) * params.K, M, params.K,
-              first, shared + warps * Memory::kBytes + thread / 32 * x_bytes);
+              first, shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
   };
   ask(0);
   // The matrix of the stack; a negative index is a large one.
@@ -166,10 +165,10 @@ __global__ void __launch_bounds__(
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
   // Partial sums have columns for all rows of x; behind the rows of the weights lies sum(x), and
   // with a norm the sum of its squares.
-  float2* const partials = reinterpret_cast<float2*>(x_place + warps * x_bytes);
+  float2* const partials = reinterpret_cast<float2*>(x_place + params.partials);
   const int columns = ceil_div(M, Span::kRowsAColumn), sum_row = params.block_tiles * kTileN,
             column_size = sum_row + 4;
-  const int partial_size = columns * column_size;
+  const int partial_size = params.partial_bytes / 8;
   Span xs;
   if (exists && !go_into_operand(kScales)) xs.codes = {params.codebook, s};
 
@@ -242,18 +241,15 @@ __global__ void __launch_bounds__(
       if constexpr (go_into_operand(kScales)) xs.codes.settle(params.codebook.dtype);
       for (int slice = 0; slice < params.slices; ++slice) {
         if (params.slices > 1 || block == 0) {
-          // It came with the first tile of the slice before.
-          if (tiles < kStages)
-            wait_copies<0>();
-          else
-            wait_copies<kStages - 1>();
+          // It came ahead of all weights, or with the first tile of the slice before.
+          wait_copies_but<kStages - 1>(slice == 0 ? kStages : tiles - 1);
           __syncwarp();
           const float2 squares = xs.take(M, x, norm, params.K - first_k(slice));
+          __syncwarp();  // partial sums may lie where x was
           if constexpr (kNormed)
             if (lane < 4)
               xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, M,
                              slice > 0, squares);
-          __syncwarp();
           const int next = slice + 1 < params.slices ? slice + 1 : 0;
           if (params.slices > 1 && (next > 0 || block + tiles < params.tiles))
             ask(next), ask_norm(next);

@@ -187,10 +187,11 @@ struct Stream {
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
     const int rows = std::min(params.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);
-    const int column_bytes = columns * 8,
-              warp_bytes = kRingBytes + rows * Span::kRowBytes + params.norm_bytes;
-    // At the least, there is room for a tile and the sums of x.
-    const int least_bytes = warp_bytes + (stream::kTileN + 4) * column_bytes;
+    const int column_bytes = columns * 8, x_bytes = rows * Span::kRowBytes + params.norm_bytes;
+    const auto partial_bytes = [&](int tiles) {
+      return (tiles * stream::kTileN + 4) * column_bytes;  // and the sums of x
+    };
+    const int least_bytes = kRingBytes + x_bytes + partial_bytes(1);
     const int most_warps =
         std::min(Shape::kMaxWarps, (device.shared_bytes - kReserved) / least_bytes);
     const int spans = (params.row_bytes + kSpanBytes - 1) / kSpanBytes;
@@ -205,11 +206,20 @@ struct Stream {
     const int ctas = std::min(N / tile, std::max(device.sms * ctas_an_sm / params.m_tiles, 1));
     params.rows_a_cta = N / ctas, params.more = N % ctas;
     params.tiles = (params.rows_a_cta + (params.more > 0) + tile - 1) / tile;
-    const int room = device.shared_bytes / ctas_an_sm - kReserved - warps * warp_bytes;
-    params.block_tiles =
-        std::min((room / (warps * column_bytes) - 4) / stream::kTileN, params.tiles);
-    const int bytes =
-        warps * (warp_bytes + (params.block_tiles * stream::kTileN + 4) * column_bytes);
+    // x of a single slice is read before the first sum is there, so these may lie in its place. Copies
+    // want whole lines.
+    constexpr int kLine = 128;
+    const bool in_place = params.slices == 1;
+    const int beside = kRingBytes + (in_place ? 0 : x_bytes);  // partial sums, of a warp
+    const int room = (device.shared_bytes / ctas_an_sm - kReserved) / warps - beside;
+    const int most_tiles = (room / kLine * kLine / column_bytes - 4) / stream::kTileN;
+    params.block_tiles = ceil_div(params.tiles, ceil_div(params.tiles, most_tiles));
+    params.partial_bytes = partial_bytes(params.block_tiles);
+    if (in_place)
+      params.partial_bytes = ceil_div(std::max(x_bytes, params.partial_bytes), kLine) * kLine;
+    params.x_bytes = in_place ? params.partial_bytes : x_bytes;
+    params.partials = in_place ? 0 : warps * x_bytes;
+    const int bytes = warps * (beside + params.partial_bytes);
     const dim3 grid(static_cast<unsigned>(ctas * params.m_tiles),
                     static_cast<unsigned>(problem.batch));
     return launch_kernel(kernel, {grid, warps * 32, bytes}, device, stream, params);

@@ -32,6 +32,9 @@ struct Params {
   int tiles;             // of each CTA
   int tile_step, tile_apart;
   int block_tiles;  // tiles whose partial sums fit into shared memory together
+  // Of shared memory, behind the rings: from warp to warp of what is staged of x, to the first warp's
+  // partial sums, and from those to the next warp's. They may lie where x was, which is read once.
+  int x_bytes, partials, partial_bytes;
   int slices;
   int M, N, K, row_bytes;
   int group_log;  // a group is 2^this blocks

@@ -1,0 +1,69 @@
+// What the threads of the wgmma_tma kernel that do not multiply ask for, and the barriers that tell when it is there.
+#pragma once
+
+#include "image.cuh"
+
+namespace jaxgemv::cuda::wgmma_tma {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Barriers in shared memory, of the stages of x and of the slots of all groups: when one is full, when it is empty.
+template <typename S>
+struct Barriers {
+  static constexpr int kX = S::kXStages, kSlots = S::kGroups * S::kSlots,
+                       kCount = 2 * (kX + kSlots);
+  uint32_t first;
+
+  __device__ __forceinline__ uint32_t x_full(int stage) const { return first + 8 * stage; }
+  __device__ __forceinline__ uint32_t x_empty(int stage) const { return first + 8 * (kX + stage); }
+  __device__ __forceinline__ uint32_t full(int slot) const { return first + 8 * (2 * kX + slot); }
+  __device__ __forceinline__ uint32_t empty(int slot) const {
+    return first + 8 * (2 * kX + kSlots + slot);
+  }
+  // warps: that use a stage of x.
+  __device__ __forceinline__ void init(int warps) const {
+    for (int i = 0; i < kX; ++i) init_barrier(x_full(i), 1), init_barrier(x_empty(i), warps);
+    for (int i = 0; i < kSlots; ++i) init_barrier(full(i), 1), init_barrier(empty(i), 4);
+    fence_barrier_init();
+  }
+};
+
+// The boxes of all groups, by one thread. The second ones wait for the first of x.
+template <typename S>
+__device__ __forceinline__ void copy_weights(const Params& params, const Share& own, int tile,
+                                             int units, const CUtensorMap& weights, int box_rows,
+                                             uint32_t to, const Barriers<S>& barriers) {
+  const int entry = params.packed_stack_stride == 0 ? 0 : own.s;  // one matrix may serve all
+  int slot = 0, parity = 1;
+  for (int i = 0; i < units; i += params.deep) {
+    if (i == params.deep) wait(barriers.x_full(0), 0);
+    for (int group = 0; group < S::kGroups; ++group) {
+      const int unit = i + group % params.deep, at = group * S::kSlots + slot;
+      if (unit >= units) continue;
+      wait(barriers.empty(at), parity);
+      arrive_and_expect(barriers.full(at), S::kBoxBytes);
+      const int row = (tile * params.across + group / params.deep * 4) << params.log_rows;
+      for (int r = 0; r < S::kBoxRows; r += box_rows)
+        copy_box(to + at * S::kBoxBytes + r * 128, weights, (own.first_unit + unit) * 128,
+                 r == 0 ? row : row + params.width, entry, barriers.full(at));
+    }
+    if (++slot == S::kSlots) slot = 0, parity ^= 1;
+  }
+}
+
+// The records of x, by one thread.
+template <typename S>
+__device__ __forceinline__ void copy_x(const Image<S::kColumns>& image, int first, int quads,
+                                       uint32_t to, const Barriers<S>& barriers) {
+  for (int i = 0; i < quads; ++i) {
+    const int stage = i % S::kXStages;
+    if (i >= S::kXStages) wait(barriers.x_empty(stage), i / S::kXStages % 2 ^ 1);
+    arrive_and_expect(barriers.x_full(stage), S::kRecordBytes);
+    copy_bulk(to + stage * S::kRecordBytes, image.record(first + i), S::kRecordBytes,
+              barriers.x_full(stage));
+  }
+}
+
+#endif
+
+}  // namespace jaxgemv::cuda::wgmma_tma

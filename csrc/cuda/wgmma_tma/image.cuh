@@ -1,0 +1,114 @@
+// The kernel in front of wgmma_tma: x as operand B, by a power of two for each row.
+#pragma once
+
+#include "shape.cuh"
+
+namespace jaxgemv::cuda::wgmma_tma {
+
+// What is known of a row of x as a whole.
+struct alignas(16) RowOfX {
+  float power;    // what its sums are to be multiplied with
+  float squares;  // the sum of them, for a norm
+  float sum, unused;
+};
+
+// Of a CTA's rows of x, the `tile`th of a slice: records, and behind them a RowOfX for each column.
+template <int kColumns>
+struct Image {
+  uint8_t* at;
+  int quads;
+
+  __device__ __forceinline__ Image(const Params& params, uint8_t* image, int tile, int quads)
+      : at(image +
+           (Index{blockIdx.y} * params.m_tiles + tile) * (quads * Index{kColumns * kRecordBytes})),
+        quads(quads) {}
+  __device__ __forceinline__ uint8_t* record(int quad) const {
+    return at + quad * Index{record_bytes(kColumns)};
+  }
+  __device__ __forceinline__ RowOfX* rows() const {
+    return reinterpret_cast<RowOfX*>(record(quads));
+  }
+};
+
+// Whether lane t of four has octets 4 t to 4 t + 3 of a quad, 16 bytes of 4-bit codes, or t, t + 4 ..
+template <int kBits>
+inline constexpr bool kHasRuns = kBits == 4;
+
+constexpr int kMostImageThreads = 1024;
+
+// A CTA a row of x, a thread a few octets. A number that is 2^-29 of its row's largest or more keeps 11 bits, or
+// 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
+template <typename C, int kBits, int kColumns>
+__global__ void __launch_bounds__(kMostImageThreads)
+    make_image(const Params params, uint8_t* image, int quads) {
+  let_second_begin();
+  __shared__ uint32_t largest_of[kMostImageThreads / 32];
+  __shared__ float squares_of[kMostImageThreads / 32], sum_of[kMostImageThreads / 32];
+  const int m = blockIdx.x, tile = m / params.rows_m,
+            column = (m - tile * params.rows_m) * params.parts;
+  const int s = max(stack_entry(params.index, params.stack, blockIdx.y), 0);
+  const XSource norm{NormValues(params.x.norm, s, 0).data,
+                     params.x.norm.dtype,
+                     params.x.K,
+                     params.norm_aligned,
+                     {}};
+  float v[8], squares = 0, total = 0;
+  const auto load_octet = [&](int octet) {
+    load_octet_of_x(params.x, Index{blockIdx.y} * params.M + m, octet * 8, v);
+    if (norm.data == nullptr) return;
+    float by[8];
+    load_octet_of_x(norm, 0, octet * 8, by);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= by[i];
+  };
+
+  // All lanes of a warp stay together. The first octet comes last, and is kept.
+  const int octets = quads * 16, threads = blockDim.x;
+  uint32_t largest = 0;
+  for (int first = (octets - 1) / threads * threads; first >= 0; first -= threads) {
+    load_octet(first + static_cast<int>(threadIdx.x));
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      total += v[i], largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+  }
+  const auto reduce = [&] {
+    largest = __reduce_max_sync(~0u, largest);
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2)
+      squares += __shfl_xor_sync(~0u, squares, i), total += __shfl_xor_sync(~0u, total, i);
+  };
+  reduce();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane == 0) largest_of[warp] = largest, squares_of[warp] = squares, sum_of[warp] = total;
+  __syncthreads();
+  const bool has = lane < threads / 32;
+  largest = has ? largest_of[lane] : 0, squares = has ? squares_of[lane] : 0;
+  total = has ? sum_of[lane] : 0;
+  reduce();
+
+  const int exponent = exponent_of(largest);
+  const float of_sum = power_of_two(exponent) / C::kWorth;
+  const Image<kColumns> to(params, image, tile, quads);
+  if (static_cast<int>(threadIdx.x) < params.parts)
+    to.rows()[column + threadIdx.x] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN,
+                                       squares, threadIdx.x == 0 ? total * of_sum : 0.f, 0};
+  for (int first = 0; first < octets; first += threads) {
+    const int octet = first + static_cast<int>(threadIdx.x), i = octet % 16;
+    if (first > 0) load_octet(octet);
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum += v[e];
+#pragma unroll
+    for (int e = 1; e < 16; e *= 2) sum += __shfl_xor_sync(~0u, sum, e);
+    if (octet >= octets) continue;
+    uint8_t* const record = to.record(octet / 16);
+    constexpr bool kRuns = kHasRuns<kBits>;
+    store_octet<C>(v, exponent, record, kRuns ? i % 4 : i / 4, kRuns ? i / 4 : i % 4, column,
+                   kColumns, params.parts);
+    if (i < params.parts)
+      reinterpret_cast<float*>(record + sums_at(kColumns))[column + i] =
+          i == 0 ? sum * of_sum : 0.f;
+  }
+}
+
+}  // namespace jaxgemv::cuda::wgmma_tma

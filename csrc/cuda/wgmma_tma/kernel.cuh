@@ -1,0 +1,214 @@
+// Many rows of x on Hopper, where rows of the weights are whole 16 bytes and groups whole quads: wgmma with the
+// weights from registers and the image of x from shared memory.
+//
+// A CTA has tiles of 64 rows of the weights, one for each of its groups of four warps, or some of them share K.
+// One thread asks for boxes of the weights by tensor copies, one for records of x; a barrier tells when each is
+// there, and when it has been used. Each warp brings the scales of its own rows.
+//
+// Memory answers in the order in which it is asked: the first boxes wait for the first of x.
+#pragma once
+
+#include "copies.cuh"
+#include "products.cuh"
+
+namespace jaxgemv::cuda::wgmma_tma {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// What a warp needs of its CTA, in shared memory, and of its place in it.
+template <typename S>
+struct Place {
+  uint32_t x, scales;
+  Barriers<S> barriers;
+  int group, share, tile;  // the last: of 16 rows
+  uint32_t words;          // this lane's first, in the first slot
+};
+
+// The sums of a warp over `units` units of K. kPerRow: one scale a row, so all products add up.
+template <typename S, Format kFormat, int kBits, bool kPerRow>
+__device__ __forceinline__ void multiply(const Params& params, const Share& own, int units,
+                                         const Place<S>& place, int box_rows, bool wide,
+                                         Sums<S, kFormat, kBits>& sums) {
+  if (place.share >= units) return;
+  constexpr int kCount = S::kColumns / 2;
+  constexpr bool kOverlaps = !kPerRow && S::kAccumulators > 1 && S::kQuads > 1;
+  const auto& barriers = place.barriers;
+  const int lane = threadIdx.x % 32;
+  const std::conditional_t<kPerRow, int, Scales<S>> scales = [&] {
+    if constexpr (kPerRow)
+      return 0;
+    else
+      return Scales<S>(params, own.s, place.tile, own.first_unit + place.share, wide, place.scales);
+  }();
+  // Bytes to a lane's second row, which is 8 further on or its partner.
+  const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * 128;
+  float dot[kOverlaps ? 2 : 1][kCount];
+  int slot = 0, parity = 0, stage = place.share * S::kQuads, x_parity = 0;
+  uint32_t last = 0;  // what tells that the quad before has been used
+  const auto done = [&](uint32_t empty) {
+    __syncwarp();
+    if (lane == 0 && empty != 0) arrive(empty);
+  };
+#pragma unroll 1
+  for (int i = place.share; i < units; i += params.deep) {
+    const int unit = own.first_unit + i, at = place.group * S::kSlots + slot;
+    Terms terms;
+    wait(barriers.full(at), parity);
+    // Where quads do not overlap, registers are short: nothing of the next one is to be loaded early.
+#pragma unroll(kOverlaps ? S::kQuads : 1)
+    for (int q = 0; q < S::kQuads; ++q) {
+      float (&now)[kCount] = dot[kOverlaps ? q % 2 : 0];
+      float (&before)[kCount] = dot[kOverlaps ? (q + 1) % 2 : 0];
+      const uint32_t record = place.x + (stage + q) * S::kRecordBytes;
+      wait(barriers.x_full(stage + q), x_parity);
+      const auto begin = [&]<bool kBefore>(bool adds) {
+        sums.template begin<kBefore>(now, adds, place.words + slot * S::kBoxBytes, second, q,
+                                     record, [&] {
+                                       if (kOverlaps) wgmma_done(before);
+                                       done(last);
+                                     });
+        if (kPerRow || kOverlaps) last = barriers.x_empty(stage + q);
+      };
+      if constexpr (kPerRow) {
+        begin.template operator()<true>(i > place.share || q > 0);
+        if (q == S::kQuads - 1) done(barriers.empty(at));
+        continue;
+      } else {
+        if (kOverlaps && q > 0) {
+          begin.template operator()<true>(false);
+          sums.add(before, terms.f);
+        } else {
+          begin.template operator()<false>(false);
+        }
+        terms = scales.terms(unit, q);
+        sums.add_shifts(record, terms);
+        if (kOverlaps && q < S::kQuads - 1) continue;
+        wgmma_wait<0>();
+        wgmma_done(now);
+        done(barriers.x_empty(stage + q));
+        if (q == S::kQuads - 1) done(barriers.empty(at));
+        sums.add(now, terms.f);
+      }
+    }
+    if (++slot == S::kSlots) slot = 0, parity ^= 1;
+    stage += params.deep * S::kQuads;
+    if (stage >= S::kXStages) stage -= S::kXStages, x_parity ^= 1;
+    if constexpr (!kPerRow) scales.step(unit + params.deep);
+  }
+  if constexpr (kPerRow) {
+    wgmma_wait<0>();
+    wgmma_done(dot[0]);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) sums.y[e] = dot[0][e];
+  }
+}
+
+#endif
+
+// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half.
+template <Format kFormat, int kBits, int kColumns, bool kPerRow>
+__global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
+    gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
+                   bool wide) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using S = Shape<kFormat, kBits, kColumns>;
+  extern __shared__ uint8_t dynamic[];
+  __shared__ uint64_t barrier_words[Barriers<S>::kCount];
+  __shared__ float factors[kColumns];  // of the norm: sums of squares
+  const uint32_t shared = (shared_address(dynamic) + 1023) & ~1023u;
+  uint8_t* const base = dynamic + (shared - shared_address(dynamic));
+  const Barriers<S> barriers{shared_address(barrier_words)};
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const auto image_of = [&](const Share& own, int tile) {
+    return Image<kColumns>(params, const_cast<uint8_t*>(params.image),
+                           own.cluster - tile * params.m_tiles, params.units * S::kQuads);
+  };
+  // Of the rows and columns that a thread of those that multiply has.
+  const auto group_of = [&](int thread) { return thread / 128 / params.deep; };
+  const auto share_of = [&](int thread) { return thread / 128 % params.deep; };
+  const auto tile_of = [&](int thread) { return group_of(thread) * 4 + thread / 32 % 4; };
+  Sums<S, kFormat, kBits> sums;
+  if (threadIdx.x == 0) barriers.init(params.across);
+  __syncthreads();
+  {
+    const Share own(params);
+    const int tile = Share::over(own.cluster, params.m_tiles);
+    const int units = own.s < 0 ? 0 : own.last_unit - own.first_unit, quads = units * S::kQuads;
+    if (warp >= S::kWarps) {
+      setmaxnreg_dec<32>();
+      if (threadIdx.x == S::kConsumers) {
+        copy_weights(params, own, tile, units, weights, box_rows, shared, barriers);
+      } else if (threadIdx.x == S::kConsumers + 32) {
+        wait_for_first();  // also without a matrix: this kernel must not end before the first
+        copy_x(image_of(own, tile), own.first_unit * S::kQuads, quads, shared + S::kX, barriers);
+      }
+      return;
+    }
+    setmaxnreg_inc<112>();
+    const int group = warp / 4;
+    const Place<S> place{shared + S::kX,
+                         shared + S::kScales + warp * S::kScaleBytes,
+                         barriers,
+                         group,
+                         group % params.deep,
+                         tile * params.across + group / params.deep * 4 + warp % 4,
+                         shared + group * S::kSlots * S::kBoxBytes +
+                             (warp % 4 << params.log_rows) * 128 + first_word<kBits>()};
+    multiply<S, kFormat, kBits, kPerRow>(params, own, units, place, box_rows, wide, sums);
+  }
+
+  uint32_t thread, cta;  // read again: nothing of them was kept through the loop
+  asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.x;" : "=r"(thread), "=r"(cta));
+  const int mine = static_cast<int>(thread), t = mine % 4, row = row_of_lane<kBits>();
+  const Share own(params, cta);
+  const int tile = Share::over(own.cluster, params.m_tiles);
+  if (own.s >= 0) {
+    wait_for_first();
+    const RowOfX* const rows = image_of(own, tile).rows();
+    Terms terms{};
+    if constexpr (kPerRow) {
+      const bool has_sums = share_of(mine) == 0 && own.rank == 0;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int n = params.row_of(tile * params.across + tile_of(mine), row + 8 * r);
+        const auto value = [&](const ScaleSource& source) {
+          return float_of_bits(load_bits(source.row(own.s, n), source.dtype, 0), source.dtype);
+        };
+        const float scale = value(params.scales[0]);
+        terms.f[r] = scale;
+        if (!Sums<S, kFormat, kBits>::kHasShift || !has_sums) continue;
+        const float shift = value(params.scales[1]);
+        const ShiftTerm& by = params.shift;
+        terms.c[r] = fmaf(fmaf(by.by_both, shift, by.by_scale), scale, by.by_shift * shift);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kColumns / 8; ++p)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = 8 * p + t * 2 + e;
+        const RowOfX of = column < own.columns ? rows[column] : RowOfX{};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& y = sums.y[4 * p + 2 * r + e];
+          if (kPerRow) y = fmaf(terms.f[r], y, terms.c[r] * of.sum);
+          y *= of.power;
+        }
+      }
+    // put_results adds those of a cluster.
+    if (params.x.norm.data != nullptr && mine < own.M)
+      factors[mine] = own.rank == 0 ? rows[mine * params.parts].squares : 0.f;
+  }
+  sync_threads(S::kConsumers);
+  float* const partial = reinterpret_cast<float*>(base);
+  const Placing<S> placing(params);
+  const int at = placing.of(share_of(mine), t * 2, tile_of(mine) * kTileN + row);
+#pragma unroll
+  for (int e = 0; e < kColumns / 2; ++e)
+    partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
+  sync_threads(S::kConsumers);
+  put_results<S>(params, own, tile, partial, factors, S::kWarps);
+#endif
+}
+
+}  // namespace jaxgemv::cuda::wgmma_tma

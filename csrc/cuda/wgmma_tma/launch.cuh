@@ -1,0 +1,143 @@
+// Chooses the variant of the wgmma_tma kernel, and lays out its work.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "../common/clusters.cuh"
+#include "../mma_any/prepare.cuh"
+#include "kernel.cuh"
+#include "tensor_map.h"
+
+namespace jaxgemv::cuda {
+
+template <Format kFormat, int kBits>
+class WgmmaTmaOfWidth {
+ public:
+  // Rows of whole 16 bytes, no group boundary inside a quad; a Hopper, with code for it.
+  static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
+    if (device.major != 9 || !mma_any::takes(problem, operands) ||
+        mma_any::slots_of(problem, operands) != 1 || !is_wide(operands.scale.dtype))
+      return false;
+    if (operands.image == nullptr || !is_aligned(operands.image, 16)) return false;
+    if (problem.K * kBits % 128 != 0 || !is_aligned(operands.packed, 16) ||
+        operands.packed_stack_stride % 16 != 0)
+      return false;
+    return with_variant(problem, operands, [&](auto variant) {
+      return has_hopper_code(variant.kKernel, device) &&
+             variant.plan(problem, operands, device).across > 0;
+    });
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    return with_variant(problem, operands, [&](auto variant) {
+      return variant.launch(problem, operands, device, stream);
+    });
+  }
+
+ private:
+  // For up to kColumns columns of x; kPerRow: one scale a row.
+  template <int kColumns, bool kPerRow>
+  struct Variant {
+    using S = wgmma_tma::Shape<kFormat, kBits, kColumns>;
+    static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kPerRow>;
+
+    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, of x of a quad and
+    // column, of a CTA, of one in a cluster.
+    static constexpr int kQuadNs = kColumns == 16 ? 500 : kColumns == 32 ? 600 : 900;
+    static constexpr int kColumnNs = 5, kStartNs = 5000, kClusterNs = 1000;
+
+    // Groups of warps with rows of their own, groups and CTAs that share K.
+    static mma_any::Layout plan(const Problem& problem, const Operands& operands,
+                                const Device& device) {
+      const int parts = mma_any::parts_of(problem, operands);
+      const Index rows_m = std::min<Index>(problem.M, kColumns / parts);
+      const Index m_tiles = ceil_div(problem.M, rows_m) * problem.batch;
+      const Index units = ceil_div(problem.K, S::kUnitK);
+      const Index rows = is_gated(problem.activation) ? 32 : 64;
+      const Index columns = rows_m * parts;
+      int bytes = 0;
+      for (int deep = 1; deep <= S::kMostDeep; deep *= 2)
+        bytes = std::max(bytes, S::shared_bytes(16 / deep, deep));
+      mma_any::Layout best;
+      Clusters<mma_any::kMostRanks> clusters;
+      if (bytes + 2048 > device.shared_bytes) return best;
+      if (resident_clusters(kKernel, {{}, S::kThreads, bytes}, device, &clusters) != cudaSuccess) {
+        cudaGetLastError();  // another kernel will do
+        return best;
+      }
+      Index least = std::numeric_limits<Index>::max();
+      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks)
+        for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
+          if (clusters[ranks] < 1) continue;
+          const int across = S::kGroups / deep;
+          const Index tiles = ceil_div(problem.y_width(), across * rows);
+          const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
+          const Index most = ceil_div(units, ranks);  // of a CTA
+          const Index quad_ns = std::max<Index>(kQuadNs, deep * columns * kColumnNs);
+          const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
+                                      ceil_div(most, deep) * S::kQuads * quad_ns);
+          if (cost >= least) continue;
+          least = cost;
+          best = {4 * across, deep, ranks, 0, bytes, false, tiles};
+        }
+      return best;
+    }
+
+    static cudaError_t launch(const Problem& problem, const Operands& operands,
+                              const Device& device, cudaStream_t stream) {
+      const mma_any::Layout layout = plan(problem, operands, device);
+      mma_any::Params p = mma_any::params_of<S>(problem, operands, layout, kBits, kColumns,
+                                                mma_any::parts_of(problem, operands));
+      const int box_rows = is_gated(problem.activation) ? S::kBoxRows / 2 : S::kBoxRows;
+      CUtensorMap map;
+      cudaError_t status = map_of_bytes(problem, operands, p.row_bytes, box_rows, &map);
+      if (status != cudaSuccess) return status;
+      p.image = static_cast<const uint8_t*>(operands.image);
+      const dim3 rows(static_cast<unsigned>(problem.M), static_cast<unsigned>(problem.batch));
+      const int threads = std::min(p.units * S::kQuads * 16, wgmma_tma::kMostImageThreads);
+      status = launch_kernel(wgmma_tma::make_image<typename S::C, kBits, kColumns>,
+                             {rows, (threads + 31) / 32 * 32}, device, stream, p,
+                             static_cast<uint8_t*>(operands.image), p.units * S::kQuads);
+      if (status != cudaSuccess) return status;
+      const auto in_fours = [](const ScaleSource& source) {
+        return size_of(source.dtype) == 2 && source.g_bytes == 2 && source.n_bytes % 8 == 0 &&
+               source.stack_bytes % 8 == 0 && is_aligned(source.data, 8);
+      };
+      const bool wide =
+          problem.group == mma_any::kQuadK && in_fours(p.scales[0]) && in_fours(p.scales[1]);
+      LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
+                         static_cast<unsigned>(problem.batch)},
+                        S::kThreads,
+                        layout.bytes,
+                        p.ranks};
+      shape.early = true;
+      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, wide);
+    }
+  };
+
+  template <typename Use>
+  static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
+    const Index columns = problem.M * mma_any::parts_of(problem, operands);
+    const bool per_row = mma_any::groups_of(problem, operands).last == 0;
+    if (columns <= 16) return per_row ? use(Variant<16, true>{}) : use(Variant<16, false>{});
+    if (columns <= 32) return per_row ? use(Variant<32, true>{}) : use(Variant<32, false>{});
+    return per_row ? use(Variant<64, true>{}) : use(Variant<64, false>{});
+  }
+};
+
+template <Format kFormat, int kBits, typename X>
+struct WgmmaTma : WgmmaTmaOfWidth<kFormat, kBits> {
+  static constexpr KernelInfo kInfo{
+      "wgmma_tma", kFormat,
+      kBits,       kDtypeOf<X>,
+      64,          with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm), kFormat)};
+};
+
+template <Format kFormat, int kBits>
+inline constexpr Kernel kWgmmaTmaRows[] = {row<WgmmaTma<kFormat, kBits, __half>>(),
+                                           row<WgmmaTma<kFormat, kBits, __nv_bfloat16>>(),
+                                           row<WgmmaTma<kFormat, kBits, float>>()};
+
+}  // namespace jaxgemv::cuda
