@@ -46,7 +46,7 @@ ROWS = {
     "amx_bf16": (12, 64),
     "stream": (1, 16),
     "wgmma_any": (3, 64),
-    "wgmma_tma": (3, 64),
+    "wgmma_tma": (9, 64),
 }
 # Parts do not depend on the width, but for what they are fused into.
 WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}
@@ -63,10 +63,9 @@ def takes_float32(kernel: KernelParam) -> bool:
 
 
 @cache
-def problem(bits: int, x: str, rows: int, parts: str, activation: str | None, groups: int = 3):
+def problem(bits: int, x: str, group: int, rows: int, parts: str, activation: str | None, groups: int = 3):
     """Half of the outputs is an odd number, the last group a short one, and sums are where activations bend."""
     rng = np.random.default_rng(20251)
-    group = {8: 64}.get(bits, 128)
     p = make(rng, bits, x, Case(rows, 42, groups * group + 128 // bits // 8 * 8, group, "zero"))
     p = dataclasses.replace(p, scale=(p.scale * 2.0 ** -(bits + 4)).astype(p.scale.dtype))
     given = operands(rng, p, parts, activation, x)
@@ -111,7 +110,8 @@ def test_norm_of_long_rows(kernel):
 
 
 def run_parts(kernel: KernelParam, variants: list[tuple], groups: int = 3):
-    problems = [problem(kernel.bits, kernel.x, *variant, groups) for variant in variants]
+    group = 64 if kernel.bits == 8 and kernel.name != "wgmma_tma" else 128
+    problems = [problem(kernel.bits, kernel.x, group, *variant, groups) for variant in variants]
     args = [(p.x, p.tensor, given) for p, given, _ in problems]
     name = kernel.name if kernel.backend == "cuda" else ""
     ys = whole(args, tuple(activation for *_, activation in variants), kernel.backend, name)

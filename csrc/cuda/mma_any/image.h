@@ -14,8 +14,10 @@ inline constexpr int kInsideColumns = 2, kMostColumns = 64;
 constexpr int kQuadK = 128, kMetaWords = 12;
 constexpr int kRecordBytes = kQuadK * 2 + kMetaWords * 4;  // of 128 k and a column
 
-// Columns that wgmma has of an image, zeros or not.
-constexpr Index columns_of_wgmma(Index columns) {
+// The rows of x that wgmma_tma takes.
+inline constexpr Index kFirstTmaRow = 9, kLastTmaRow = 64;
+// The columns that its image has then, used or not.
+constexpr Index tma_columns(Index columns) {
   return columns <= 16   ? 16
          : columns <= 32 ? 32
                          : ceil_div(columns, Index{kMostColumns}) * kMostColumns;
@@ -23,10 +25,11 @@ constexpr Index columns_of_wgmma(Index columns) {
 
 // Of a row of x, where a slice has so many of them; room for whole units of every width.
 constexpr Index image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
-  const Index columns = rows * parts_of(x, has_norm);
+  Index columns = rows * parts_of(x, has_norm);
   if (columns <= kInsideColumns) return 0;
+  if (rows >= kFirstTmaRow && rows <= kLastTmaRow) columns = tma_columns(columns);
   const Index of_column = ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes;
-  return ceil_div(ceil_div(columns_of_wgmma(columns) * of_column, rows), Index{16}) * 16;
+  return ceil_div(ceil_div(columns * of_column, rows), Index{16}) * 16;
 }
 
 }  // namespace jaxgemv::cuda::mma_any

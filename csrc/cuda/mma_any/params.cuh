@@ -29,7 +29,6 @@ struct Params {
   bool aligned;                // every row of the weights, to 16 bytes
   bool plain;                  // no activation, no residual
   bool norm_aligned;           // as x
-  bool packs;                  // the same, and four results can be stored at once
   Output output;
   float eps;
 

@@ -85,7 +85,6 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr;
   if (const Param& norm = operands.norm; norm.data != nullptr)
     p.norm_aligned = is_aligned(norm.data, 16) && norm.stack_stride * size_of(norm.dtype) % 16 == 0;
-  p.packs = p.plain && size_of(problem.y) == 2 && p.width % 4 == 0 && is_aligned(operands.y, 8);
   p.row_bytes = static_cast<int>(row_bytes(problem.K, bits));
   p.parts = parts, p.rows_m = std::min(p.M, most / p.parts);
   p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;

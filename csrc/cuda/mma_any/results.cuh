@@ -58,23 +58,6 @@ __device__ __forceinline__ void put_sums(const Params& params, const Share& own,
   }
 }
 
-// One or four neighbours of shared memory, here or in CTA `rank` of the cluster.
-template <typename T>
-__device__ __forceinline__ T load_as(const float* from) {
-  return *reinterpret_cast<const T*>(from);
-}
-template <typename T>
-__device__ __forceinline__ T load_of_rank_as(const float* from, int rank) {
-  if constexpr (std::is_same_v<T, float4>)
-    return load4_of_rank(from, rank);
-  else
-    return load_of_rank(from, rank);
-}
-__device__ __forceinline__ void add(float& to, float v) { to += v; }
-__device__ __forceinline__ void add(float4& to, const float4& v) {
-  to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
-}
-
 // partial: the sums of all warps, as Placing says. factors: of the norm, the sums of squares of this
 // CTA's share of K. warps: those that call this. The shares, and the columns of a row of x, are added
 // in a fixed order: those of this CTA, and in a cluster then those of all, where the first of each
@@ -82,88 +65,74 @@ __device__ __forceinline__ void add(float4& to, const float4& v) {
 template <typename S>
 __device__ __forceinline__ void put_results(const Params& params, const Share& own, int tile,
                                             float* partial, const float* factors, int warps) {
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const Placing<S> sums(params);
   const int log_warp = params.log_rows + (S::kRowTiles > 1), results = params.across << log_warp;
-  const int fours = results / 4;
-  // A thread takes four rows of the weights and one of x at a time: use(m, the first row, its first sum).
-  const auto for_each = [&](int first, int step, auto&& use) {
-    const int rows_on = step / fours, fours_on = step - rows_on * fours;
-    int m = first / fours, four = first - m * fours;
+  const int chunks = (results + 31) / 32;
+  // A warp takes 32 rows of the weights, and every `step`th row of x: use(m, its first sum).
+  const auto for_each = [&](int warp, int warps, auto&& begin) {
+    const int step = warps / chunks, first = warp / chunks, row = warp % chunks * 32 + lane;
+    if (first >= step || row >= results) return;
+    const int of_warp = row & ((1 << log_warp) - 1);
+    const int tile_row = of_warp >> params.log_rows << 4 | (of_warp & ((1 << params.log_rows) - 1));
+    float* at =
+        partial + first * params.parts * sums.pitch + (row >> log_warp) * S::kRows + tile_row;
+    const auto use = begin(row);
 #pragma unroll 1
-    while (m < own.M) {
-      const int row = four * 4, of_warp = row & ((1 << log_warp) - 1);
-      const int tile_row =
-          of_warp >> params.log_rows << 4 | (of_warp & ((1 << params.log_rows) - 1));
-      use(m, row,
-          partial + m * params.parts * sums.pitch + (row >> log_warp) * S::kRows + tile_row);
-      m += rows_on, four += fours_on;
-      if (four >= fours) four -= fours, ++m;
-    }
+    for (int m = first; m < own.M; m += step, at += step * params.parts * sums.pitch) use(m, at);
   };
-  const auto sum_of_shares = [&]<typename T>(const float* from, T) {
-    T sum = load_as<T>(from);
-    if (params.parts == 2) add(sum, load_as<T>(from + sums.pitch));
+  const auto sum_of_shares = [&](const float* from) {
+    const auto columns = [&] { return params.parts == 2 ? from[0] + from[sums.pitch] : from[0]; };
+    float sum = columns();
 #pragma unroll 1
-    for (int w = 1; w < params.deep; ++w) {
-      from += sums.of_share;
-      add(sum, load_as<T>(from));
-      if (params.parts == 2) add(sum, load_as<T>(from + sums.pitch));
-    }
+    for (int w = 1; w < params.deep; ++w) from += sums.of_share, sum += columns();
     return sum;
   };
   const bool gated = is_gated(params.output.activation);
   constexpr int kPair = 8;  // from a row to the one it is paired with
-  const int thread = threadIdx.x, threads = warps * 32;
   if (params.ranks > 1) {
-    for_each(thread, threads, [&](int, int, float* at) {
-      *reinterpret_cast<float4*>(at) = sum_of_shares(at, float4{});
-      if (gated) *reinterpret_cast<float4*>(at + kPair) = sum_of_shares(at + kPair, float4{});
+    for_each(warp, warps, [&](int) {
+      return [&](int, float* at) {
+        *at = sum_of_shares(at);
+        if (gated) at[kPair] = sum_of_shares(at + kPair);
+      };
     });
     sync_cluster();
   }
-  const auto total = [&]<typename T>(const float* from, T sum) {
-    if (params.ranks == 1) return sum_of_shares(from, sum);
-    T of_rank[kMostRanks];  // all are asked for before the first is there
+  // All are asked for before the first is there.
+  const auto over_ranks = [&](const float* from) {
+    float of_rank[kMostRanks], sum = 0;
 #pragma unroll
     for (int r = 0; r < kMostRanks; ++r)
-      of_rank[r] = r < params.ranks ? load_of_rank_as<T>(from, r) : T{};
+      of_rank[r] = r < params.ranks ? load_of_rank(from, r) : 0.f;
 #pragma unroll
-    for (int r = 0; r < kMostRanks; ++r) add(sum, of_rank[r]);
+    for (int r = 0; r < kMostRanks; ++r) sum += of_rank[r];
     return sum;
   };
-  const bool has_bias = params.output.bias.data != nullptr;
-  const auto bias = [&](int n) {
-    return own.s < 0 ? NAN : has_bias ? bias_of(params.output, true, own.s, n) : 0.f;
-  };
-  for_each(own.rank * threads + thread, params.ranks * threads,
-           [&](int m, int row, const float* from) {
-             const int n = tile * results + row, count = min(params.width - n, 4);
-             float factor = S::kWorth;
-             if (params.x.norm.data != nullptr) {
-               float squares = 0;
-               for (int r = 0; r < params.ranks; ++r)
-                 squares += params.ranks > 1 ? load_of_rank(factors + m, r) : factors[m];
-               factor *= norm_factor(squares, params.x.K, params.eps);
-             }
-             const Index at = (own.first_row + m) * params.width + n;
-             if (params.packs && count == 4) {
-               const float4 sum = total(from, float4{});
-               return store4(params.output.y, params.output.dtype, at,
-                             {fmaf(sum.x, factor, bias(n)), fmaf(sum.y, factor, bias(n + 1)),
-                              fmaf(sum.z, factor, bias(n + 2)), fmaf(sum.w, factor, bias(n + 3))});
-             }
-#pragma unroll 1
-             for (int i = 0; i < count; ++i) {
-               const float sum = fmaf(total(from + i, 0.f), factor, bias(n + i));
-               float up = 1;
-               if (gated)
-                 up = fmaf(total(from + i + kPair, 0.f), factor, bias(n + i + params.width));
-               if (params.plain)
-                 store(params.output.y, params.output.dtype, at + i, sum);
-               else
-                 finish<Parts::kNormAndEpilogue>(params.output, at + i, sum, up);
-             }
-           });
+  for_each(own.rank * warps + warp, params.ranks * warps, [&](int row) {
+    const int n = tile * results + row;
+    const bool inside = n < params.width;
+    const float bias = inside ? bias_of(params.output, own.s >= 0, own.s, n) : 0.f;
+    const float second =
+        inside && gated ? bias_of(params.output, own.s >= 0, own.s, n + params.width) : 0.f;
+    return [=, &own, &params](int m, const float* from) {
+      if (!inside) return;
+      float factor = S::kWorth;
+      if (params.x.norm.data != nullptr)
+        factor *= norm_factor(params.ranks > 1 ? over_ranks(factors + m) : factors[m], params.x.K,
+                              params.eps);
+      const auto result = [&](const float* from, float bias) {
+        return (params.ranks > 1 ? over_ranks(from) : sum_of_shares(from)) * factor + bias;
+      };
+      const float sum = result(from, bias);
+      const Index at = (own.first_row + m) * params.width + n;
+      if (params.plain)
+        store(params.output.y, params.output.dtype, at, sum);
+      else
+        finish<Parts::kNormAndEpilogue>(params.output, at, sum,
+                                        gated ? result(from + kPair, second) : 1);
+    };
+  });
   if (params.ranks > 1) sync_cluster();  // the others have read this CTA's sums
 }
 

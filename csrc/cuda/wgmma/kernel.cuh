@@ -23,14 +23,8 @@ __device__ __forceinline__ void store4(void* y, Dtype dtype, Index at, bool pack
   if (!pack) {
     store(y, dtype, at, v.x), store(y, dtype, at + 1, v.y);
     store(y, dtype, at + 2, v.z), store(y, dtype, at + 3, v.w);
-  } else if (dtype == Dtype::kF16) {
-    const __half2 two[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
-    *reinterpret_cast<uint2*>(static_cast<__half*>(y) + at) = reinterpret_cast<const uint2&>(two);
   } else {
-    const __nv_bfloat162 two[2] = {__floats2bfloat162_rn(v.x, v.y),
-                                   __floats2bfloat162_rn(v.z, v.w)};
-    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(y) + at) =
-        reinterpret_cast<const uint2&>(two);
+    cuda::store4(y, dtype, at, v);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "copies.cuh"
 #include "products.cuh"
+#include "results.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
 
@@ -105,11 +106,12 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 
 #endif
 
-// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half.
+// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether four results
+// can be stored at once.
 template <Format kFormat, int kBits, int kColumns, bool kPerRow>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
-                   bool wide) {
+                   bool wide, bool packs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kFormat, kBits, kColumns>;
   extern __shared__ uint8_t dynamic[];
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
           y *= of.power;
         }
       }
-    // put_results adds those of a cluster.
+    // put_fours adds those of a cluster.
     if (params.x.norm.data != nullptr && mine < own.M)
       factors[mine] = own.rank == 0 ? rows[mine * params.parts].squares : 0.f;
   }
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   for (int e = 0; e < kColumns / 2; ++e)
     partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
-  put_results<S>(params, own, tile, partial, factors, S::kWarps);
+  put_fours<S>(params, own, tile, partial, factors, packs);
 #endif
 }
 

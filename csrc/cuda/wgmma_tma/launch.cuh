@@ -16,6 +16,7 @@ class WgmmaTmaOfWidth {
  public:
   // Rows of whole 16 bytes, no group boundary inside a quad; a Hopper, with code for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
+    if (problem.M < mma_any::kFirstTmaRow || problem.M > mma_any::kLastTmaRow) return false;
     if (device.major != 9 || !mma_any::takes(problem, operands) ||
         mma_any::slots_of(problem, operands) != 1 || !is_wide(operands.scale.dtype))
       return false;
@@ -37,7 +38,8 @@ class WgmmaTmaOfWidth {
   }
 
  private:
-  // For up to kColumns columns of x; kPerRow: one scale a row.
+  // For up to kColumns columns of x; kPerRow: one scale a row, and one column. Tensor cores cut what they add up
+  // to the unit of the largest, which over all of K is too much for float32.
   template <int kColumns, bool kPerRow>
   struct Variant {
     using S = wgmma_tma::Shape<kFormat, kBits, kColumns>;
@@ -113,14 +115,17 @@ class WgmmaTmaOfWidth {
                         layout.bytes,
                         p.ranks};
       shape.early = true;
-      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, wide);
+      const bool packs =
+          p.plain && size_of(problem.y) == 2 && p.width % 4 == 0 && is_aligned(operands.y, 8);
+      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, wide, packs);
     }
   };
 
   template <typename Use>
   static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
-    const Index columns = problem.M * mma_any::parts_of(problem, operands);
-    const bool per_row = mma_any::groups_of(problem, operands).last == 0;
+    const int parts = mma_any::parts_of(problem, operands);
+    const Index columns = problem.M * parts;
+    const bool per_row = parts == 1 && mma_any::groups_of(problem, operands).last == 0;
     if (columns <= 16) return per_row ? use(Variant<16, true>{}) : use(Variant<16, false>{});
     if (columns <= 32) return per_row ? use(Variant<32, true>{}) : use(Variant<32, false>{});
     return per_row ? use(Variant<64, true>{}) : use(Variant<64, false>{});
