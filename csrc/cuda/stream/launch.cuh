@@ -211,8 +211,9 @@ struct Stream {
     constexpr int kLine = 128;
     const bool in_place = params.slices == 1;
     const int beside = kRingBytes + (in_place ? 0 : x_bytes);  // partial sums, of a warp
-    const int room = (device.shared_bytes / ctas_an_sm - kReserved) / warps - beside;
-    const int most_tiles = (room / kLine * kLine / column_bytes - 4) / stream::kTileN;
+    int room = (device.shared_bytes / ctas_an_sm - kReserved) / warps - beside;
+    if (in_place) room = room / kLine * kLine;
+    const int most_tiles = (room / column_bytes - 4) / stream::kTileN;  // one at the least
     params.block_tiles = ceil_div(params.tiles, ceil_div(params.tiles, most_tiles));
     params.partial_bytes = partial_bytes(params.block_tiles);
     if (in_place)
