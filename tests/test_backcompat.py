@@ -20,7 +20,7 @@ def check(file, platforms, times: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("times", [1, 10])
+@pytest.mark.parametrize("times", [1, 2, 10])
 def test_this_version(backend, times, tmp_path):
     """By the way that kept programs go: to StableHLO in a file, and back into a program of today's JAX."""
     backcompat.write(tmp_path, PLATFORMS)

@@ -25,7 +25,8 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
       dims[0] != problem.batch || dims[1] != problem.M)
     return invalid;
   const bool has_norm = call->operands.norm.data != nullptr;
-  const Index bytes = mma_any::image_row_bytes(problem.M, problem.K, problem.x, has_norm);
+  // Programs for any number of rows have no more than this.
+  const Index bytes = mma_any::least_image_row_bytes(problem.M, problem.K, problem.x, has_norm);
   if (dims[2] < bytes) return invalid;
   call->operands.image = (*image)->untyped_data(), call->operands.image_row_bytes = dims[2];
   return std::nullopt;

@@ -14,22 +14,26 @@ inline constexpr int kInsideColumns = 2, kMostColumns = 64;
 constexpr int kQuadK = 128, kMetaWords = 12;
 constexpr int kRecordBytes = kQuadK * 2 + kMetaWords * 4;  // of 128 k and a column
 
-// The rows of x that wgmma_tma takes.
+// Of a row of x, where a slice has so many of them; room for whole units of every width.
+constexpr Index least_image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
+  const int parts = parts_of(x, has_norm);
+  return rows * parts <= kInsideColumns ? 0 : ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes * parts;
+}
+
+// The rows of x that wgmma_tma takes, and the columns of its image, used or not.
 inline constexpr Index kFirstTmaRow = 9, kLastTmaRow = 64;
-// The columns that its image has then, used or not.
 constexpr Index tma_columns(Index columns) {
   return columns <= 16   ? 16
          : columns <= 32 ? 32
                          : ceil_div(columns, Index{kMostColumns}) * kMostColumns;
 }
 
-// Of a row of x, where a slice has so many of them; room for whole units of every width.
+// With room for these too.
 constexpr Index image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
-  Index columns = rows * parts_of(x, has_norm);
-  if (columns <= kInsideColumns) return 0;
-  if (rows >= kFirstTmaRow && rows <= kLastTmaRow) columns = tma_columns(columns);
-  const Index of_column = ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes;
-  return ceil_div(ceil_div(columns * of_column, rows), Index{16}) * 16;
+  const Index least = least_image_row_bytes(rows, K, x, has_norm);
+  if (rows < kFirstTmaRow || rows > kLastTmaRow) return least;
+  const Index columns = rows * parts_of(x, has_norm);
+  return ceil_div(ceil_div(least * rows / columns * tma_columns(columns), rows), Index{16}) * 16;
 }
 
 }  // namespace jaxgemv::cuda::mma_any

@@ -20,7 +20,11 @@ class WgmmaTmaOfWidth {
     if (device.major != 9 || !mma_any::takes(problem, operands) ||
         mma_any::slots_of(problem, operands) != 1 || !is_wide(operands.scale.dtype))
       return false;
-    if (operands.image == nullptr || !is_aligned(operands.image, 16)) return false;
+    const bool has_norm = operands.norm.data != nullptr;
+    if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
+        operands.image_row_bytes <
+            mma_any::image_row_bytes(problem.M, problem.K, problem.x, has_norm))
+      return false;
     if (problem.K * kBits % 128 != 0 || !is_aligned(operands.packed, 16) ||
         operands.packed_stack_stride % 16 != 0)
       return false;
