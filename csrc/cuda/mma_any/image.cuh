@@ -12,6 +12,7 @@
 
 #include "../common/formats.cuh"
 #include "../common/norm.cuh"
+#include "../common/powers.cuh"
 #include "../common/ptx.cuh"
 #include "image.h"
 
@@ -33,10 +34,6 @@ struct XSource {
   bool aligned;  // every row, to 16 bytes
   Param norm;
 };
-
-__device__ __forceinline__ float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
 
 // Eight elements of a row from k on; zeros past the end.
 __device__ __forceinline__ void load_octet_of_x(const XSource& x, Index row, int k, float (&v)[8]) {
@@ -68,12 +65,6 @@ __device__ __forceinline__ void load_octet_of_x(const XSource& x, Index row, int
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = float_of_bits(bits[i], x.dtype);
-}
-
-// The exponent that brings numbers with these magnitude bits, and smaller ones, to just under 2^15.
-__device__ __forceinline__ int exponent_of(uint32_t largest) {
-  // A number is under 2^(biased + 1 - bias).
-  return min(15 + 126 - static_cast<int>(largest >> 23), 126);
 }
 
 // Eight elements times 2^exponent as what lane t has of a record's block, from a column on.
@@ -126,7 +117,7 @@ __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, i
     squares += __shfl_xor_sync(~0u, squares, i);
     if (i * 8 < kQuadK / slots) sum += __shfl_xor_sync(~0u, sum, i);
   }
-  const int exponent = exponent_of(largest);
+  const int exponent = normal_exponent<float>(largest, 15);
   const bool runs = runs_of<C>(slots);
   const int block = runs ? lane % 4 : lane / 4, t = runs ? lane / 4 : lane % 4;
   store_octet<C>(v, exponent, record, block, t, column, columns, parts);

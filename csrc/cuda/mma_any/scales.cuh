@@ -27,9 +27,13 @@ struct Terms {
   float f[2], c[2];
 };
 
-// c = (by_both * shift + by_scale) * scale + by_shift * shift
+// The c of a scale and a shift.
 struct ShiftTerm {
   float by_both, by_scale, by_shift;
+
+  __device__ __forceinline__ float of(float scale, float shift) const {
+    return fmaf(fmaf(by_both, shift, by_scale), scale, by_shift * shift);
+  }
 };
 
 // Units of K that share a window, by log2, and the pieces of one.
@@ -82,8 +86,7 @@ class RowScale {
     const float mine = value(window, lane, inside + groups * stride_,
                              lane < 16 ? sources[0].dtype : sources[1].dtype);
     const float other = __shfl_xor_sync(~0u, mine, 16);  // the second half's is the scale
-    const float c = fmaf(fmaf(shift.by_both, mine, shift.by_scale), other, shift.by_shift * mine);
-    const float term = lane < 16 ? mine : c;
+    const float c = shift.of(other, mine), term = lane < 16 ? mine : c;
     Terms terms;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

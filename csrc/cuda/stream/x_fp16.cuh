@@ -10,16 +10,13 @@
 #pragma once
 
 #include "../common/norm.cuh"
+#include "../common/powers.cuh"
 #include "../common/ptx.cuh"
 #include "../common/scaled.cuh"
 
 namespace jaxgemv::cuda::stream {
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
-
-__device__ __forceinline__ float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
 
 // Of pairs of x, the bits of the largest magnitude.
 template <int kPairs>
@@ -28,15 +25,6 @@ __device__ __forceinline__ uint32_t largest_of(const uint32_t (&pairs)[kPairs]) 
 #pragma unroll
   for (const uint32_t pair : pairs) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
   return max(largest & 0xffffu, largest >> 16);
-}
-
-// The exponent s for which 2^s brings numbers with these magnitude bits, and smaller ones, to just
-// under 2^log.
-template <typename X>
-__device__ __forceinline__ int normal_exponent(uint32_t bits, int log) {
-  // A number is under 2^(biased + 1 - bias).
-  if constexpr (std::is_same_v<X, __half>) return log + 14 - static_cast<int>(bits >> 10);
-  return min(log + 126 - static_cast<int>(bits >> (std::is_same_v<X, float> ? 23 : 7)), 126);
 }
 
 __device__ __forceinline__ uint32_t half_pair(float low, float high) {

@@ -8,8 +8,8 @@ namespace jaxgemv::cuda::wgmma_tma {
 // What is known of a row of x as a whole.
 struct alignas(16) RowOfX {
   float power;    // what its sums are to be multiplied with
-  float squares;  // the sum of them, for a norm
-  float sum, unused;
+  float squares;  // their sum, for a norm
+  float sum;      // of its elements, as in a record
 };
 
 // Of a CTA's rows of x, the `tile`th of a slice: records, and behind them a RowOfX for each column.
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(kMostImageThreads)
   total = has ? sum_of[lane] : 0;
   reduce();
 
-  const int exponent = exponent_of(largest);
+  const int exponent = normal_exponent<float>(largest, 15);
   const float of_sum = power_of_two(exponent) / C::kWorth;
   const Image<kColumns> to(params, image, tile, quads);
   if (static_cast<int>(threadIdx.x) < params.parts)
     to.rows()[column + threadIdx.x] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN,
-                                       squares, threadIdx.x == 0 ? total * of_sum : 0.f, 0};
+                                       squares, threadIdx.x == 0 ? total * of_sum : 0.f};
   for (int first = 0; first < octets; first += threads) {
     const int octet = first + static_cast<int>(threadIdx.x), i = octet % 16;
     if (first > 0) load_octet(octet);

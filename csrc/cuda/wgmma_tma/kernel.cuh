@@ -106,8 +106,8 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 
 #endif
 
-// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether four results
-// can be stored at once.
+// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether
+// put_fours is for this call.
 template <Format kFormat, int kBits, int kColumns, bool kPerRow>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
@@ -179,9 +179,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
         const float scale = value(params.scales[0]);
         terms.f[r] = scale;
         if (!Sums<S, kFormat, kBits>::kHasShift || !has_sums) continue;
-        const float shift = value(params.scales[1]);
-        const ShiftTerm& by = params.shift;
-        terms.c[r] = fmaf(fmaf(by.by_both, shift, by.by_scale), scale, by.by_shift * shift);
+        terms.c[r] = params.shift.of(scale, value(params.scales[1]));
       }
     }
 #pragma unroll
@@ -197,7 +195,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
           y *= of.power;
         }
       }
-    // put_fours adds those of a cluster.
+    // put_results adds those of a cluster.
     if (params.x.norm.data != nullptr && mine < own.M)
       factors[mine] = own.rank == 0 ? rows[mine * params.parts].squares : 0.f;
   }
@@ -209,7 +207,10 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   for (int e = 0; e < kColumns / 2; ++e)
     partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
-  put_fours<S>(params, own, tile, partial, factors, packs);
+  if (packs)
+    put_fours<S>(params, own, tile, partial, factors);
+  else
+    put_results<S>(params, own, tile, partial, factors, S::kWarps);
 #endif
 }
 

@@ -93,12 +93,11 @@ class Scales {
         bits[i] = load_bits(from + group * source().g_bytes, dtype, 0);
       }
     }
-    const ShiftTerm& shift = params_.shift;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float mine = float_of_bits(bits[i], dtype),
                   scale = __shfl_sync(~0u, mine, threadIdx.x % 2, 4);
-      const float c = fmaf(fmaf(shift.by_both, mine, shift.by_scale), scale, shift.by_shift * mine);
+      const float c = params_.shift.of(scale, mine);
       store_shared(terms_ + i * (32 * 4), threadIdx.x % 4 < 2 ? mine : c);
     }
     __syncwarp();
@@ -140,8 +139,8 @@ class Sums {
   float y[kCount] = {};
 
   // Begins the products of quad q of a box with a record of x; `adds`: to what there is. from: this lane's first
-  // words; second: bytes to those of its second row. The products of a quad
-  // before may go on; when_done() is called when they have ended.
+  // words; second: bytes to those of its second row. The products of a quad before may go on; when_done() is
+  // called when they have ended.
   template <bool kBefore, typename WhenDone>
   __device__ __forceinline__ void begin(float (&dot)[kCount], bool adds, uint32_t from, int second,
                                         int q, uint32_t record, WhenDone&& when_done) const {
