@@ -1,5 +1,7 @@
 """`quantize_tree`: which leaves, what it says of them, what memory it takes, and where the arrays lie."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,7 @@ def test_donate(params, rng):
     """Memory never holds more than the tree and one leaf."""
     tree = {f"{i}": {"kernel": jnp.asarray(rng.standard_normal((256, 256)), jnp.float32)} for i in range(6)}
     kernels = [leaf["kernel"] for leaf in tree.values()]
+    gc.collect()  # arrays of other tests, in cycles, are not to go in between
     alive, before = [], len(jax.live_arrays())
     new = quantize_tree(
         tree,
