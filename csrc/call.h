@@ -15,7 +15,8 @@ namespace jaxgemv {
 // The custom call, one for both products: arrays named by the attribute `operands`,
 // "x,packed,scale" say, in that order, and a result y. Those that are absent are not passed.
 //   x (B, M, K)   packed (S, N, words) uint32, (S, N, bytes) uint8, or weights (S, N, K) of a float8
-//   scale, zero, offset (S | 1[, N[, G]])   codebook (S | 1, 2^bits)   norm (S | 1, K)
+//   scale, zero, offset (S | 1[, N[, G]])   global_scale (S | 1[, N])   codebook (S | 1, 2^bits)
+//   norm (S | 1, K)
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
 // x may be int8, then with x_scale (B, M, X), X a divisor of K; without scale y is int32, and so is zero.
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
@@ -135,11 +136,12 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
     return ffi::Unexpected(invalid("the rows of Wq do not hold K codes"));
 
   const auto zero = array(Operand::kZero), offset = array(Operand::kOffset),
-             codebook = array(Operand::kCodebook), norm = array(Operand::kNorm),
-             bias = array(Operand::kBias), residual = array(Operand::kResidual),
-             index = array(Operand::kIndex);
+             global_scale = array(Operand::kGlobalScale), codebook = array(Operand::kCodebook),
+             norm = array(Operand::kNorm), bias = array(Operand::kBias),
+             residual = array(Operand::kResidual), index = array(Operand::kIndex);
   p.stack = w_dims[0];
-  for (const auto& each : {array(Operand::kScale), zero, offset, codebook, norm, bias})
+  for (const auto& each :
+       {array(Operand::kScale), zero, offset, global_scale, codebook, norm, bias})
     if (p.stack == 1 && each && each->dimensions().size() > 0 && each->dimensions()[0] > 1)
       p.stack = each->dimensions()[0];
   o.packed_stack_stride = w_dims[0] > 1 ? p.N * bytes : 0;
@@ -159,6 +161,10 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
     if (shift && (!detail::to_param(*shift, p, &o.shift) ||
                   (is_exact ? o.shift.dtype != Dtype::kI32 : !is_wide(o.shift.dtype))))
       return ffi::Unexpected(invalid("zero or offset has the wrong shape or dtype"));
+  if (global_scale &&
+      (global_scale->dimensions().size() > 2 ||
+       !detail::to_param(*global_scale, p, &o.global_scale) || !is_wide(o.global_scale.dtype)))
+    return ffi::Unexpected(invalid("global_scale has the wrong shape or dtype"));
   if (codebook && !detail::to_vector(*codebook, p, Index{1} << p.bits, &o.codebook))
     return ffi::Unexpected(invalid("codebook has the wrong shape or dtype"));
   if (norm && !detail::to_vector(*norm, p, p.K, &o.norm))

@@ -76,8 +76,8 @@ inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, Param* param
 // Of a stack one entry alone, to which its arrays then point.
 inline void keep_entry(Index entry, Problem* problem, Operands* operands) {
   operands->packed += entry * std::exchange(operands->packed_stack_stride, 0);
-  for (Param Operands::* each : {&Operands::scale, &Operands::shift, &Operands::codebook,
-                                 &Operands::norm, &Operands::bias}) {
+  for (Param Operands::* each : {&Operands::scale, &Operands::shift, &Operands::global_scale,
+                                 &Operands::codebook, &Operands::norm, &Operands::bias}) {
     Param& param = operands->*each;
     const Index values = entry * std::exchange(param.stack_stride, 0);
     if (param.data != nullptr)

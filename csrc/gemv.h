@@ -7,6 +7,7 @@
 //              or q[s, n, k] * scale[...] + offset[...]
 //              or codebook[s, q[s, n, k]] * scale[...]
 //              or float8(q[s, n, k]) * scale[...]
+//              each times global_scale[s, n], which multiplies the sum
 //
 // x of int8 stands for x[b, m, k] * x_scale[b, m, k / x_group]; without a scale of the weights y is the
 // int32 sum of x * (q - zero), and zero an int32 too.
@@ -87,6 +88,7 @@ struct Operands {
   Index packed_stack_stride = 0;    // in bytes; 0 when one matrix serves every index
   Param scale;                      // (N, G)
   Param shift;                      // (N, G) zero or offset, as Problem::affine says
+  Param global_scale;               // (N,), data is null without one
   Param bias;                       // (N,), data is null without one
   const int32_t* index = nullptr;   // (batch,) or null
   const float* x_scale = nullptr;   // (batch, M, K / x_group) or null

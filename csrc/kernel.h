@@ -33,13 +33,16 @@ inline constexpr OperandSet kProductOperands = kTransposedOperands | OperandSet:
 inline constexpr OperandSet kEpilogueOperands =
     kProductOperands | OperandSet::of(Operand::kActivation, Operand::kResidual);
 
-// Of a kernel that takes `set` with integer codes, what it takes with those of another format.
+// Of a kernel that takes `set` with integer codes, what it takes with those of another format: no shifts; and where
+// it has an epilogue, a global scale, which integers hardly ever have.
 constexpr OperandSet with_format(OperandSet set, Format format) {
   constexpr OperandSet kShifts = OperandSet::of(Operand::kZero, Operand::kOffset);
   if (format == Format::kAffine) return set;
   const OperandSet table =
       format == Format::kCodebook ? OperandSet::of(Operand::kCodebook) : OperandSet{};
-  return set.without(kShifts) | table;
+  const OperandSet global =
+      set.has(Operand::kActivation) ? OperandSet::of(Operand::kGlobalScale) : OperandSet{};
+  return set.without(kShifts) | table | global;
 }
 
 // The rows of x of a slice, first <= M <= last, the most codes in the matrices of all slices, and

@@ -21,7 +21,7 @@ KINDS = {  # arguments of `quantize`, where there are codes
     "f32": None,
     "int8": {"bits": 8, "group_size": 128},
     "int4": {"bits": 4, "group_size": 128},
-    "nf4": {"format": "nf4"},
+    **{format: {"format": format} for format in ("nf4", "mxfp4", "nvfp4", "fp8", "mxfp8")},
 }
 
 LLAMA = functools.partial(model.Config, vocab=128_256, rope_theta=500_000.0)

@@ -42,6 +42,7 @@ VARIANTS = (
 ROWS = {
     "int8_dot": (1, 2),
     "bf16_dot": (1, 2),
+    "f32_dot": (1, 2),
     "amx_int8": (2, 64),
     "amx_bf16": (12, 64),
     "stream": (1, 16),

@@ -57,7 +57,8 @@ extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPort
 
 // What products take.
 constexpr OperandSet kAllParts =
-    kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale);
+    kEpilogueOperands |
+    OperandSet::of(Operand::kNorm, Operand::kOneByteScale, Operand::kGlobalScale);
 
 // What those of int8 x take.
 constexpr OperandSet kInt8Parts =

@@ -1,4 +1,4 @@
-// From the sums of a product to y: bias, activation and residual in float32, and one rounding.
+// From the sums of a product to y: global scale, bias, activation and residual in float32, and one rounding.
 // Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
@@ -26,9 +26,9 @@ struct Epilogue {
     }
     for (Index i = 0; i < count; i += kLanes) {
       const Index left = min_of(kLanes, count - i);
-      Floats y = load_floats(sums + i) + bias(n + i, left);
+      Floats y = of_row(sums + i, n + i, left);
       if (p.activation != Activation::kNone) y = activate(p.activation, y);
-      if (is_gated(p.activation)) y *= load_floats(partners + i) + bias(width + n + i, left);
+      if (is_gated(p.activation)) y *= of_row(partners + i, width + n + i, left);
       if (o.residual.data != nullptr)
         y += read_vector(o.residual.dtype, o.residual.data, at + i, left);
       float values[kLanes];
@@ -37,9 +37,17 @@ struct Epilogue {
     }
   }
 
-  Floats bias(Index n, Index count) const {
-    if (o.bias.data == nullptr) return Floats{};
-    return read_vector(o.bias.dtype, o.bias.data, stack * o.bias.stack_stride + n, count);
+  // The sums of rows n and on of the weight, with their global scale and bias.
+  Floats of_row(const float* sums, Index n, Index count) const {
+    Floats y = load_floats(sums);
+    if (const Param& scale = o.global_scale; scale.data != nullptr) {
+      const Index at = stack * scale.stack_stride;
+      y *= scale.n_stride == 0 ? broadcast(read_vector(scale.dtype, scale.data, at, 1)[0])
+                               : read_vector(scale.dtype, scale.data, at + n, count);
+    }
+    if (const Param& bias = o.bias; bias.data != nullptr)
+      y += read_vector(bias.dtype, bias.data, stack * bias.stack_stride + n, count);
+    return y;
   }
 };
 

@@ -1,5 +1,5 @@
-// What becomes of the sums of a row of x and a row of the weights: bias, activation, residual, and
-// the store in y's dtype. All in float32, rounded once; every NaN gets through.
+// What becomes of the sums of a row of x and a row of the weights: global scale, bias, activation,
+// residual, and the store in y's dtype. All in float32, rounded once; every NaN gets through.
 #pragma once
 
 #include <cmath>
@@ -17,11 +17,12 @@ struct Output {
   void* y;
   Dtype dtype;
   Activation activation;
-  Param bias, residual;
+  Param bias, residual, global_scale;
 };
 
 JAXGEMV_HD Output output_of(const Problem& problem, const Operands& operands) {
-  return {operands.y, problem.y, problem.activation, operands.bias, operands.residual};
+  return {operands.y,    problem.y,         problem.activation,
+          operands.bias, operands.residual, operands.global_scale};
 }
 
 // What stands beside a sum, as bits, so that nothing waits for it before it is needed. Zeros where
@@ -38,6 +39,13 @@ __device__ __forceinline__ uint32_t residual_bits(const Output& output, Index at
 // The bias of row n of the weights; NaN for an index that is out of range.
 __device__ __forceinline__ float bias_of(const Output& output, bool exists, Index s, Index n) {
   return exists ? float_of_bits(bias_bits(output, s, n), output.bias.dtype) : NAN;
+}
+
+// What the sum of row n is multiplied with before its bias.
+__device__ __forceinline__ float global_scale_of(const Output& output, bool exists, Index s,
+                                                 Index n) {
+  const Param& scale = output.global_scale;
+  return exists && scale.data != nullptr ? load(scale, s, n, 0) : 1;
 }
 
 // Of a gated one, the function of its first half.

@@ -31,13 +31,16 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   const bool plain =
       problem.K < kGroupedK && (problem.group % kOctet == 0 || has_one_group(problem, operands));
   const Index columns = ceil_div(width, 32 * kCodes);
-  const bool many = plain && ceil_div(problem.N, kWarps * kMostRows) * columns >= 2 * device.sms;
-  const auto kernel = many    ? weights<kFormat, kBits, T, kMostRows, true>
+  // Of others, which are rare, a warp has one row: these kernels are large.
+  constexpr bool kIsOften = sizeof(T) == 2 && (kFormat != Format::kCodebook || kBits == 4);
+  constexpr int kMany = kIsOften ? kMostRows : 1;
+  const bool many =
+      kIsOften && plain && ceil_div(problem.N, kWarps * kMany) * columns >= 2 * device.sms;
+  const auto kernel = many    ? weights<kFormat, kBits, T, kMany, true>
                       : plain ? weights<kFormat, kBits, T, 1, true>
                               : weights<kFormat, kBits, T, 1, false>;
   dim3 grid;
-  if (!make_grid(ceil_div(problem.N, kWarps * (many ? kMostRows : 1)) * columns, problem.batch,
-                 &grid))
+  if (!make_grid(ceil_div(problem.N, kWarps * (many ? kMany : 1)) * columns, problem.batch, &grid))
     return cudaErrorInvalidConfiguration;
   return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
 }

@@ -76,14 +76,20 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
                   &sums[kNormed ? kSquares : 0][m]};
   };
   struct Beside {
-    float bias[2], residual;
+    float bias[2], scale[2], residual;
   };
   const auto beside = [&](const Result& result) {
     if (result.n >= width) return Beside{};
     const Output& output = params.output;
-    return Beside{{bias_of(output, s >= 0, s, result.n),
-                   is_gated ? bias_of(output, s >= 0, s, result.n + params.apart) : 0},
-                  residual_of(output, (first_row + result.m) * width + result.n)};
+    Beside by{{}, {1, 1}, residual_of(output, (first_row + result.m) * width + result.n)};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1 && !is_gated) break;
+      const int n = result.n + half * params.apart;
+      by.bias[half] = bias_of(output, s >= 0, s, n);
+      if constexpr (!Codes::kHasShift) by.scale[half] = global_scale_of(output, s >= 0, s, n);
+    }
+    return by;
   };
   Beside early{};
   if (first_i < results) early = beside(result_of(first_i));
@@ -186,8 +192,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     const Beside& by = i == first_i ? early : beside(result);
     const float factor = kNormed ? norm_factor(squares, params.K, params.eps) : 1;
     finish<Parts::kNormAndEpilogue>(params.output, (first_row + result.m) * width + result.n,
-                                    fmaf(sum, factor, by.bias[0]), fmaf(up, factor, by.bias[1]),
-                                    by.residual);
+                                    fmaf(sum, factor * by.scale[0], by.bias[0]),
+                                    fmaf(up, factor * by.scale[1], by.bias[1]), by.residual);
   };
   if (ranks == 1) {
 #pragma unroll 1

@@ -53,7 +53,8 @@ inline constexpr int kManyRowsN = kBits > 6 || kRowsM* kBits > 8 ? 2 : 4;
 
 template <int kBits, typename X>
 struct Fma {
-  static constexpr int kRowsM = 2;
+  // float32 x is as much to read as the weights.
+  static constexpr int kRowsM = std::is_same_v<X, float> ? 1 : 2;
   static constexpr KernelInfo kInfo{"fma",       Format::kAffine, kBits,
                                     kDtypeOf<X>, kRowsM,          kProductOperands};
 

@@ -82,7 +82,8 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
                 : ShiftTerm{0, -static_cast<float>(mid_code(bits)), 0};
   p.stack = static_cast<int>(problem.stack), p.M = static_cast<int>(problem.M);
   p.width = static_cast<int>(problem.y_width()), p.log_rows = is_gated(problem.activation) ? 3 : 4;
-  p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr;
+  p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr &&
+            operands.global_scale.data == nullptr;
   if (const Param& norm = operands.norm; norm.data != nullptr)
     p.norm_aligned = is_aligned(norm.data, 16) && norm.stack_stride * size_of(norm.dtype) % 16 == 0;
   p.row_bytes = static_cast<int>(row_bytes(problem.K, bits));

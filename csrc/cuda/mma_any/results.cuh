@@ -115,22 +115,29 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
     const float bias = inside ? bias_of(params.output, own.s >= 0, own.s, n) : 0.f;
     const float second =
         inside && gated ? bias_of(params.output, own.s >= 0, own.s, n + params.width) : 0.f;
+    float worth[2] = {S::kWorth, S::kWorth};
+    if constexpr (S::kHasGlobalScale)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        worth[half] *= global_scale_of(params.output, inside && own.s >= 0 && half <= gated, own.s,
+                                       n + half * params.width);
     return [=, &own, &params](int m, const float* from) {
       if (!inside) return;
-      float factor = S::kWorth;
+      float factor = 1;
       if (params.x.norm.data != nullptr)
         factor *= norm_factor(params.ranks > 1 ? over_ranks(factors + m) : factors[m], params.x.K,
                               params.eps);
-      const auto result = [&](const float* from, float bias) {
-        return (params.ranks > 1 ? over_ranks(from) : sum_of_shares(from)) * factor + bias;
+      const auto result = [&](const float* from, float worth, float bias) {
+        return (params.ranks > 1 ? over_ranks(from) : sum_of_shares(from)) * (factor * worth) +
+               bias;
       };
-      const float sum = result(from, bias);
+      const float sum = result(from, worth[0], bias);
       const Index at = (own.first_row + m) * params.width + n;
       if (params.plain)
         store(params.output.y, params.output.dtype, at, sum);
       else
         finish<Parts::kNormAndEpilogue>(params.output, at, sum,
-                                        gated ? result(from + kPair, second) : 1);
+                                        gated ? result(from + kPair, worth[1], second) : 1);
     };
   });
   if (params.ranks > 1) sync_cluster();  // the others have read this CTA's sums

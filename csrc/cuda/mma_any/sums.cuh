@@ -14,6 +14,7 @@ struct Shape : Ring<C::kWidth, kColumnTiles == 4 ? 2 : 1,
                                              : 1,
                     kFew ? 3 : 4> {
   static constexpr float kWorth = C::kWorth;  // of a sum
+  static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr bool kMany = !kFew;
   static constexpr int kMaxWarps = kMany ? 8 : 16;
   static constexpr int kColumns = 8 * kColumnTiles;

@@ -86,12 +86,13 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     float y[kRows] = {}, squares[kRows] = {};
     if (s >= 0) multiply<kFormat, kBits>(problem, operands, s, row, x, rows, y, squares);
     const float bias = bias_of(output, s >= 0, s, row);
+    const float scale = global_scale_of(output, s >= 0, s, row);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       float sum = sum_over_warp(y[m]);
       if (operands.norm.data != nullptr)
         sum *= norm_factor(sum_over_warp(squares[m]), problem.K, problem.eps);
-      sum += bias;
+      sum = fmaf(sum, scale, bias);
       if (half == 0)
         first[m] = sum;
       else if (threadIdx.x % 32 == 0 && m < rows)

@@ -40,13 +40,16 @@ struct SpanShape {
   // architecture. Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
-    if (go_into_operand(kScales)) return kRows == 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
+    if (go_into_operand(kScales))
+      return kRows < 8    ? std::array{12, 12, 12}
+             : kRows == 8 ? std::array{16, 16, 16}
+                          : std::array{8, 8, 8};
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
     if (kRows <= 2) return {kPlain ? 12 : 8, kPlain ? 16 : 12, 16};
     if (kBits != 4 || kTwice) return {8, 8, 8};
-    return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain ? 12 : 8};
+    return kRows == 8 ? std::array{8, 12, kIsTable ? 12 : 16} : std::array{8, 8, kPlain ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
@@ -55,21 +58,22 @@ struct SpanShape {
 };
 
 // x in registers: one or two rows as bytes, more as fp16, and all where codes take scales with them.
-template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
-          int kLaneWords, Parts kParts>
-using IntegerOrFp16 =
-    std::conditional_t<kRows <= 2,
-                       XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords,
-                             kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
-                       std::conditional_t<kParts == Parts::kNormAndEpilogue,
-                                          XNormed<kBits, X, kRows, kSpanBytes, kLaneWords>,
-                                          XFp16<Codes<kFormat, kBits, __half>, X, kRows, kSpanBytes,
-                                                kLaneWords, kScales == Scales::kByHalf>>>;
+template <typename C, typename X, int kRows, Scales kScales, int kSpanBytes, int kLaneWords,
+          Parts kParts>
+using Fp16Span =
+    std::conditional_t<kParts == Parts::kNormAndEpilogue,
+                       XNormed<C, X, kRows, kSpanBytes, kLaneWords>,
+                       XFp16<C, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>;
 template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
           int kLaneWords, Parts kParts>
 using Span = std::conditional_t<
-    go_into_operand(kScales), XFp16<ScaledCodes, X, kRows, kSpanBytes, kLaneWords, false>,
-    IntegerOrFp16<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>>;
+    go_into_operand(kScales),
+    Fp16Span<ScaledCodes, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>,
+    std::conditional_t<kRows <= 2,
+                       XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords,
+                             kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
+                       Fp16Span<Codes<kFormat, kBits, __half>, X, kRows, kScales, kSpanBytes,
+                                kLaneWords, kParts>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
 template <Scales kScales, int kSpanBytes, int kLaneWords, typename Term, typename Span>
@@ -120,8 +124,9 @@ __global__ void __launch_bounds__(
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
   constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
-  constexpr bool kBesideEarly = kHasShift;
+  constexpr bool kBesideEarly = kHasShift || kRows <= 2;     // likewise
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
+  constexpr bool kHasGlobalScale = !kHasShift && kParts != Parts::kNone;
   extern __shared__ __align__(128) uint8_t shared[];
 
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -217,9 +222,11 @@ __global__ void __launch_bounds__(
     // What stands beside the sums, of which the first are asked for behind the first weights.
     struct Beside {
       uint32_t bias, residual[2];
+      float scale;
     };
     const auto beside = [&](const Result& result) {
-      Beside by{exists ? bias_bits(params.output, s, result.n) : 0, {}};
+      Beside by{exists ? bias_bits(params.output, s, result.n) : 0, {}, 1};
+      if constexpr (kHasGlobalScale) by.scale = global_scale_of(params.output, exists, s, result.n);
       if constexpr (kParts != Parts::kNone)
         if (result.is_mine) {
           by.residual[0] = residual_bits(params.output, result.at);
@@ -317,6 +324,7 @@ __global__ void __launch_bounds__(
       }
       const Beside by = kBesideEarly && exists && i == first_i ? early : beside(result);
       const float bias = exists ? float_of_bits(by.bias, params.output.bias.dtype) : NAN;
+      if constexpr (kHasGlobalScale) sum.x *= by.scale, sum.y *= by.scale;
       sum.x += bias, sum.y += bias;
       float2 up{1, 1};
       if constexpr (kParts != Parts::kNone)

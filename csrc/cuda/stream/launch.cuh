@@ -19,8 +19,8 @@ struct Stream {
       kBits,
       kDtypeOf<X>,
       kMaxRows,
-      kHasShift ? kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale)
-                : with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
+      with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
+                  kFormat)};
 
   // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
@@ -48,8 +48,9 @@ struct Stream {
     if (lane_words == 0) return run_parts<Scales::kByRow, 4>(call);
     if constexpr (kBits < 8)
       if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
-    if (lane_words == 2) return run_blocks(std::integral_constant<int, 2>{});
-    return run_blocks(std::integral_constant<int, 4>{});
+    if constexpr (!kIsTable)
+      if (lane_words == 4) return run_blocks(std::integral_constant<int, 4>{});
+    return run_blocks(std::integral_constant<int, 2>{});
   }
 
  private:
@@ -66,8 +67,9 @@ struct Stream {
   }
 
   // Rows of x that share a read with a norm, where there are more than two: as registers allow.
-  template <int kLaneWords>
-  static constexpr int kNormedRows = (kBits == 4 ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
+  template <Scales kScales, int kLaneWords>
+  static constexpr int kNormedRows =
+      (kBits == 4 && !stream::go_into_operand(kScales) ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
 
   // lane_words: 0 for one scale a row, else a lane's share of a block; a group is 2^group_log
   // blocks, or half of one.
@@ -95,7 +97,9 @@ struct Stream {
     if (!suits(scale) || !suits(shift) || scale.n_stride != shift.n_stride ||
         problem.N * scale.n_stride >= (1 << 30))
       return {};
+    // Of tables four words a lane are left out: their groups are mostly of 64 or less.
     for (const int lane_words : {4, 2, 1}) {
+      if (kIsTable && lane_words == 4) continue;
       if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
       const Index blocks =
@@ -106,22 +110,25 @@ struct Stream {
         if (problem.group == block << log)
           return {kMostRows > kMaxRows || problem.M <= max_rows(lane_words), lane_words, log};
     }
-    if (kIsTable && problem.group == 64 / kBits && size_of(scale.dtype) < 4) return {true, 1, -1};
+    // Two groups a block leave no columns for the halves of x * norm, unless scales go into the operand.
+    const bool halves = kIsTable && problem.group == 64 / kBits && size_of(scale.dtype) < 4;
+    if (halves && (operands.norm.data == nullptr || scale.dtype == Dtype::kE4M3))
+      return {true, 1, -1};
     return {};
   }
 
-  // Other formats than integers have no parts. Scales of one byte are part of those that have some.
+  // Integers have kernels without an epilogue, in which scales of one byte are no part either.
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    if constexpr (kHasShift) {
+    if constexpr (kScales != Scales::kByHalf)
       if (operands.norm.data != nullptr)
         return run_rows<kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
-      if (problem.activation != Activation::kNone || operands.residual.data != nullptr ||
-          !is_wide(operands.scale.dtype))
-        return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
-    }
-    return run_rows<kScales, kLaneWords, Parts::kNone>(call);
+    if constexpr (kHasShift)
+      if (problem.activation == Activation::kNone && operands.residual.data == nullptr &&
+          is_wide(operands.scale.dtype))
+        return run_rows<kScales, kLaneWords, Parts::kNone>(call);
+    return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
   }
 
   template <Scales kScales, int kLaneWords, Parts kParts>
@@ -136,7 +143,7 @@ struct Stream {
         if (M == 2) return launch<2, kScales, kLaneWords, kParts>(call);
     }
     if constexpr (kParts == Parts::kNormAndEpilogue) {
-      return launch<kNormedRows<kLaneWords>, kScales, kLaneWords, kParts>(call);
+      return launch<kNormedRows<kScales, kLaneWords>, kScales, kLaneWords, kParts>(call);
     } else {
       constexpr int kMost = kScales == Scales::kByHalf ? 8 : max_rows(kLaneWords);
       if (M <= 8 || kMost == 8) return launch<8, kScales, kLaneWords, kParts>(call);
@@ -154,7 +161,7 @@ struct Stream {
     using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
     constexpr bool kMTiles =
         kParts == Parts::kNormAndEpilogue
-            ? kRows == kNormedRows<kLaneWords>
+            ? kRows == kNormedRows<kScales, kLaneWords>
             : kRows == 8 && (kMostRows > kMaxRows || kScales == Scales::kByHalf);
     const auto kernel =
         stream::gemv_stream<kFormat, kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;

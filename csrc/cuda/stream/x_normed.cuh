@@ -1,4 +1,4 @@
-// More than two rows of x with a norm: x * norm becomes the sum of two fp16 by a power of two for each
+// x with a norm, where it is not bytes: x * norm becomes the sum of two fp16 by a power of two for each
 // span of a row, 22 bits, and these are two rows of x_fp16.cuh.
 #pragma once
 
@@ -8,11 +8,9 @@ namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
 // of the halves of one.
-template <int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
-class XNormed : public XFp16<Codes<Format::kAffine, kBits, __half>, __half, 2 * kMaxRows,
-                             kSpanBytes, kLaneWords, false> {
-  using Base = XFp16<Codes<Format::kAffine, kBits, __half>, __half, 2 * kMaxRows, kSpanBytes,
-                     kLaneWords, false>;
+template <typename C, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
+class XNormed : public XFp16<C, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false> {
+  using Base = XFp16<C, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false>;
   static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
 
  public:

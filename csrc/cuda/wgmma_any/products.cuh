@@ -19,6 +19,7 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 
   using R = typename Shape::Ring;
   using C = Decoder<kFormat, kBits>;
   static constexpr float kWorth = C::kWorth;  // of a sum
+  static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr int kColumns = kMostColumns;
   static constexpr int kWarps = kColumns <= 64 ? 16 : 8, kGroups = kWarps / 4;  // of four warps
   static constexpr int kConsumers = 32 * kWarps, kThreads = kConsumers + 128;   // and to copy x

@@ -26,6 +26,7 @@ struct Shape {
   static constexpr int kBits = kWidth;
   using C = Decoder<kFormat, kBits>;
   static constexpr float kWorth = C::kWorth;  // of a sum
+  static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr int kColumns = kMostColumns;
   static constexpr int kRowTiles = 1, kRows = kTileN;
   static constexpr int kWarps = 16, kGroups = 4, kConsumers = 32 * kWarps,
