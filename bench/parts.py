@@ -87,7 +87,9 @@ def _measure(n: int, k: int, m: int, parts: tuple[str, ...], bits: int, device, 
     platform = "cuda" if device.platform == "gpu" else device.platform
     backend, times = _ffi.backends[platform], []
     for most in (backend.most_rows, 0):
-        _ffi.backends[platform] = backend._replace(fused_rows=most, epilogue_rows=most)
+        _ffi.backends[platform] = backend._replace(
+            fused_rows=most, epilogue_rows=most, global_scale_rows=most
+        )
         jax.clear_caches()
         if library is not None:
             sample = timing.measure_on_device(product, x, weights, plan, library)[1]

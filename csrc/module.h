@@ -25,9 +25,10 @@ inline nanobind::object to_python(std::string_view text) {
 //   fused_rows  with a norm, rows of x, up to which all parts of a call inside a kernel are faster than
 //               XLA's around another one
 //   epilogue_rows  the same without a norm: activation and residual
+//   global_scale_rows  the same with a global scale
 //   gradient_rows  most_rows of the transposed product
 struct Crossovers {
-  Index most_rows, fused_rows, epilogue_rows, gradient_rows;
+  Index most_rows, fused_rows, epilogue_rows, global_scale_rows, gradient_rows;
 };
 
 // All that both modules have for Python, which `_ffi.py` reads.
@@ -67,12 +68,13 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kern
         const Crossovers c = crossovers();
         nb::dict rows;
         rows["most_rows"] = c.most_rows, rows["fused_rows"] = c.fused_rows;
-        rows["epilogue_rows"] = c.epilogue_rows, rows["gradient_rows"] = c.gradient_rows;
+        rows["epilogue_rows"] = c.epilogue_rows;
+        rows["global_scale_rows"] = c.global_scale_rows, rows["gradient_rows"] = c.gradient_rows;
         return rows;
       },
-      "Rows of x: most_rows and gradient_rows, above which XLA is faster; fused_rows and "
-      "epilogue_rows, above which the parts around a product, with and without a norm, are faster "
-      "outside of it.");
+      "Rows of x: most_rows and gradient_rows, above which XLA is faster; fused_rows, "
+      "epilogue_rows and global_scale_rows, above which the parts around a product, with a norm, "
+      "without, and with a global scale, are faster outside of it.");
   m.def(
       "operands",
       [] {

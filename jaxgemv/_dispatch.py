@@ -45,9 +45,8 @@ def fuses(platform: str, o: Operands, s: Static) -> bool:
     """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
     # Under jax.export rows may be symbolic, and then may be few.
     backend = backends[platform]
-    # All else that comes behind a global scale is outside where that is.
-    inside = o.norm is not None or o.global_scale is not None
-    most = backend.fused_rows if inside else backend.epilogue_rows
+    most = backend.epilogue_rows if o.global_scale is None else backend.global_scale_rows
+    most = most if o.norm is None else backend.fused_rows
     few = not isinstance(o.rows, int) or o.rows <= most
     return few and bool(kernels_for(platform, o, s))
 

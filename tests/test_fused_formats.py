@@ -51,6 +51,18 @@ def takes(kernel: KernelParam, format: str) -> bool:
     return kernel.name != "wgmma_tma" or group == "row"
 
 
+def has_parts(kernel: KernelParam, format: str, variant: tuple) -> bool:
+    """Whether a kernel, or XLA around it, has them: stream has some for few rows, and for tables of groups alone."""
+    rows, parts, _ = variant
+    book, group, scale, factor = FORMATS[format]
+    alone = 8 if factor is not None else 2  # rows up to which parts without a norm are inside
+    if kernel.name != "stream" or (rows > alone and "norm" not in parts):
+        return True
+    if book is not None and group == "row":
+        return False
+    return rows <= (2 if "norm" not in parts and book is not None and scale is None else 8)
+
+
 @cache
 def problem(format: str, kind: str, x: str, rows: int, parts: str, activation: str | None):
     """(the problem, its weight, the parts, the answer and its magnitude, the error of a table's entries)"""
@@ -82,7 +94,7 @@ def problem(format: str, kind: str, x: str, rows: int, parts: str, activation: s
 def test_parts(kernel):
     """In float32, and rounded once at the end."""
     formats = [format for format in FORMATS if takes(kernel, format)]
-    asked = [(format, variant) for format in formats for variant in variants_of(kernel)]
+    asked = [(f, v) for f in formats for v in variants_of(kernel) if has_parts(kernel, f, v)]
     # In stream a table's entries are held to 2^-14, which a gated activation would multiply.
     loose = {format for format in formats if kernel.name == "stream" and FORMATS[format][0] is NF4}
     asked = [(f, v) for f, v in asked if f not in loose or v[2] not in ("swiglu", "geglu")]

@@ -50,8 +50,9 @@ inline constexpr MostRows kMostRows[] = {
 // them is so with them.
 constexpr Crossovers crossovers_of(std::string_view isa) {
   for (const MostRows& each : kMostRows)
-    if (each.isa == isa) return {each.products, each.products, each.products, each.gradients};
-  return {0, 0, 0, 0};
+    if (each.isa == isa)
+      return {each.products, each.products, each.products, each.products, each.gradients};
+  return {0, 0, 0, 0, 0};
 }
 
 }  // namespace jaxgemv::cpu

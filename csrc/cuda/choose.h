@@ -154,7 +154,8 @@ inline constexpr Crossover kCrossovers[] = {
 // kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
 // of it, which is slower than 16 bits; an activation or a residual alone only for one and two rows,
 // since the plain kernels for more have more warps.
-inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2;
+// A global scale alone is inside for as many rows as stream has an epilogue for: outside it is a kernel of XLA's.
+inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
 
 // The same where weights may be rounded, on GPUs of compute capability `major`.
 constexpr Index most_rounded_rows(int major, Index N, Index K, int bits, Dtype x) {

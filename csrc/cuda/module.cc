@@ -20,7 +20,7 @@ NB_MODULE(_cuda, m) {
   };
   jaxgemv::define_backend(m, cuda::ffi_api_minor(), cuda::gemv_handler(), kernels, [] {
     return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows,
-                               cuda::kMostRows};
+                               cuda::kGlobalScaleRows, cuda::kMostRows};
   });
   const auto dtype_of = [](std::string_view x) {
     return x == jaxgemv::name_of(jaxgemv::Dtype::kF32) ? jaxgemv::Dtype::kF32

@@ -40,16 +40,13 @@ struct SpanShape {
   // architecture. Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
-    if (go_into_operand(kScales))
-      return kRows < 8    ? std::array{12, 12, 12}
-             : kRows == 8 ? std::array{16, 16, 16}
-                          : std::array{8, 8, 8};
+    if (go_into_operand(kScales)) return kRows <= 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
     if (kRows <= 2) return {kPlain ? 12 : 8, kPlain ? 16 : 12, 16};
     if (kBits != 4 || kTwice) return {8, 8, 8};
-    return kRows == 8 ? std::array{8, 12, kIsTable ? 12 : 16} : std::array{8, 8, kPlain ? 12 : 8};
+    return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
@@ -124,8 +121,8 @@ __global__ void __launch_bounds__(
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
   constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
-  constexpr bool kBesideEarly = kHasShift || kRows <= 2;     // likewise
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
+  constexpr bool kBesideEarly = kHasShift || (kParts != Parts::kNone && kRows <= 2);  // likewise
   constexpr bool kHasGlobalScale = !kHasShift && kParts != Parts::kNone;
   extern __shared__ __align__(128) uint8_t shared[];
 
@@ -245,6 +242,7 @@ __global__ void __launch_bounds__(
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
       if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
+      if (!kBesideEarly && kParts != Parts::kNone) touch(params.output);
       if constexpr (go_into_operand(kScales)) xs.codes.settle(params.codebook.dtype);
       for (int slice = 0; slice < params.slices; ++slice) {
         if (params.slices > 1 || block == 0) {

@@ -13,21 +13,25 @@ struct Stream {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
   static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
+  // Of a format that is rare there are the plain kernels alone: all together are much of a wheel's bytes.
+  static constexpr bool kHasParts = kFormat != Format::kE5M2;
   static constexpr KernelInfo kInfo{
       "stream",
       kFormat,
       kBits,
       kDtypeOf<X>,
       kMaxRows,
-      with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
-                  kFormat)};
+      with_format(
+          (kHasParts ? kEpilogueOperands | OperandSet::of(Operand::kNorm) : kProductOperands) |
+              OperandSet::of(Operand::kOneByteScale),
+          kFormat)};
 
   // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
-    return problem.M <= kMostRows && problem.N >= stream::kTileN && problem.N < (1 << 30) &&
-           problem.K < (1 << 25) && problem.K * kBits % 128 == 0 &&
-           is_aligned(operands.packed, 16) && is_aligned(operands.x, 16) &&
-           is_aligned(operands.norm.data, 16) && find_scales(problem, operands).found;
+    return problem.N >= stream::kTileN && problem.N < (1 << 30) && problem.K < (1 << 25) &&
+           problem.K * kBits % 128 == 0 && is_aligned(operands.packed, 16) &&
+           is_aligned(operands.x, 16) && is_aligned(operands.norm.data, 16) &&
+           problem.M <= most_rows(problem, operands, find_scales(problem, operands));
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
@@ -36,16 +40,14 @@ struct Stream {
     const auto run_blocks = [&]<int kLaneWords>(std::integral_constant<int, kLaneWords>) {
       return run_parts<Scales::kByBlock, kLaneWords>(call);
     };
-    const int lane_words = call.found.lane_words;
+    const Scales scales = call.found.scales;
     if constexpr (kIsTable) {
-      const Dtype scale = operands.scale.dtype;
-      const bool has_halves = call.found.group_log < 0;
-      if (scale == Dtype::kE8M0 && problem.group == 32 && lane_words > 0)
-        return run_parts<Scales::kE8M0, 4>(call);
-      if (scale == Dtype::kE4M3 && has_halves) return run_parts<Scales::kE4M3, 4>(call);
-      if (has_halves) return run_parts<Scales::kByHalf, 1>(call);
+      if (scales == Scales::kE8M0) return run_parts<Scales::kE8M0, 4>(call);
+      if (scales == Scales::kE4M3) return run_parts<Scales::kE4M3, 4>(call);
+      if (scales == Scales::kByHalf) return run_parts<Scales::kByHalf, 1>(call);
     }
-    if (lane_words == 0) return run_parts<Scales::kByRow, 4>(call);
+    if (scales == Scales::kByRow) return run_parts<Scales::kByRow, 4>(call);
+    const int lane_words = call.found.lane_words;
     if constexpr (kBits < 8)
       if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
     if constexpr (!kIsTable)
@@ -66,15 +68,24 @@ struct Stream {
     return lane_words == 1 && !kIsTable ? 8 : kMaxRows;
   }
 
+  // Whether there are kernels with parts: tables with scales that are rare have none.
+  static constexpr bool has_parts(Scales scales) {
+    return kHasParts && (!kIsTable || (scales != Scales::kByRow && scales != Scales::kByHalf));
+  }
+  // Rows of x that an epilogue without a norm is there for.
+  static constexpr int epilogue_rows(Scales scales) {
+    return kHasShift ? kMaxRows : kIsTable && !stream::go_into_operand(scales) ? 2 : 8;
+  }
+
   // Rows of x that share a read with a norm, where there are more than two: as registers allow.
   template <Scales kScales, int kLaneWords>
   static constexpr int kNormedRows =
       (kBits == 4 && !stream::go_into_operand(kScales) ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
 
-  // lane_words: 0 for one scale a row, else a lane's share of a block; a group is 2^group_log
-  // blocks, or half of one.
+  // lane_words: a lane's share of a block, of which a group is 2^group_log.
   struct Found {
     bool found = false;
+    Scales scales = Scales::kByRow;
     int lane_words = 0, group_log = 0;
   };
 
@@ -107,45 +118,62 @@ struct Stream {
           (16 * lane_words);
       // The scales of a span are whole words: of 16 bits two groups or more.
       for (int log = 0; (blocks >> log) * size_of(scale.dtype) >= 4; ++log)
-        if (problem.group == block << log)
-          return {kMostRows > kMaxRows || problem.M <= max_rows(lane_words), lane_words, log};
+        if (problem.group == block << log) {
+          const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
+          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_words, log};
+        }
     }
-    // Two groups a block leave no columns for the halves of x * norm, unless scales go into the operand.
-    const bool halves = kIsTable && problem.group == 64 / kBits && size_of(scale.dtype) < 4;
-    if (halves && (operands.norm.data == nullptr || scale.dtype == Dtype::kE4M3))
-      return {true, 1, -1};
+    if (kIsTable && problem.group == 64 / kBits && size_of(scale.dtype) < 4)
+      return {true, scale.dtype == Dtype::kE4M3 ? Scales::kE4M3 : Scales::kByHalf, 1, -1};
     return {};
   }
 
-  // Integers have kernels without an epilogue, in which scales of one byte are no part either.
+  static bool has_epilogue(const Problem& problem, const Operands& operands) {
+    return problem.activation != Activation::kNone || operands.residual.data != nullptr ||
+           operands.global_scale.data != nullptr || (kHasShift && !is_wide(operands.scale.dtype));
+  }
+
+  static Index most_rows(const Problem& problem, const Operands& operands, const Found& found) {
+    if (!found.found) return 0;
+    const bool normed = operands.norm.data != nullptr;
+    const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_words);
+    if (kHasShift || !(normed || has_epilogue(problem, operands))) return most;
+    if (!has_parts(found.scales)) return 0;
+    return normed ? 8 : epilogue_rows(found.scales);
+  }
+
+  // Scales of one byte are part of the kernels of integers that have parts.
   template <Scales kScales, int kLaneWords>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    if constexpr (kScales != Scales::kByHalf)
+    if constexpr (has_parts(kScales)) {
       if (operands.norm.data != nullptr)
         return run_rows<kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
-    if constexpr (kHasShift)
-      if (problem.activation == Activation::kNone && operands.residual.data == nullptr &&
-          is_wide(operands.scale.dtype))
-        return run_rows<kScales, kLaneWords, Parts::kNone>(call);
-    return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+      if (has_epilogue(problem, operands))
+        return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+    }
+    return run_rows<kScales, kLaneWords, Parts::kNone>(call);
   }
 
   template <Scales kScales, int kLaneWords, Parts kParts>
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
+    constexpr int kMost =
+        kScales == Scales::kByHalf
+            ? 8
+            : std::min(max_rows(kLaneWords),
+                       kParts == Parts::kEpilogue ? epilogue_rows(kScales) : kMaxRows);
     if constexpr (kHasBytes && !stream::go_into_operand(kScales)) {
       // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
       if (M == 1) return launch<kOne, kScales, kLaneWords, kParts>(call);
       if constexpr (!kHalves)
-        if (M == 2) return launch<2, kScales, kLaneWords, kParts>(call);
+        if (M == 2 || kMost == 2) return launch<2, kScales, kLaneWords, kParts>(call);
     }
     if constexpr (kParts == Parts::kNormAndEpilogue) {
       return launch<kNormedRows<kScales, kLaneWords>, kScales, kLaneWords, kParts>(call);
-    } else {
-      constexpr int kMost = kScales == Scales::kByHalf ? 8 : max_rows(kLaneWords);
+    } else if constexpr (kMost > 2) {
       if (M <= 8 || kMost == 8) return launch<8, kScales, kLaneWords, kParts>(call);
       return launch<kMost, kScales, kLaneWords, kParts>(call);
     }
@@ -191,6 +219,9 @@ struct Stream {
     const bool gated = is_gated(problem.activation);
     const int N = gated ? params.N / 2 : params.N, tile = stream::kTileN / (gated ? 2 : 1);
     params.tile_step = tile, params.tile_apart = gated ? N : stream::kTileN / 2;
+    const int more = params.tile_apart - stream::kTileN / 2;
+    params.apart_bytes = more * Index{params.row_bytes};
+    params.scale_apart = more * params.scale_row;
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
     const int rows = std::min(params.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);

@@ -31,6 +31,9 @@ struct Params {
   int m_tiles;           // CTAs next to each other that read the same weights
   int tiles;             // of each CTA
   int tile_step, tile_apart;
+  // Bytes that these are more than for neighbours, of weights and of scales.
+  Index apart_bytes;
+  int scale_apart;
   int block_tiles;  // tiles whose partial sums fit into shared memory together
   // Of shared memory, behind the rings: from warp to warp of what is staged of x, to the first warp's
   // partial sums, and from those to the next warp's. They may lie where x was, which is read once.
@@ -63,7 +66,13 @@ struct Tiling {
   __device__ __forceinline__ int apart() const {
     return kMayBeGated ? params.tile_apart : kTileN / 2;
   }
-  // What row i of a tile lies further than with neighbours alone.
+  // What the second half of a tile lies further than with neighbours alone, and row i of a tile.
+  __device__ __forceinline__ Index extra_bytes() const {
+    return kMayBeGated ? params.apart_bytes : 0;
+  }
+  __device__ __forceinline__ int extra_of_scales() const {
+    return kMayBeGated ? params.scale_apart : 0;
+  }
   __device__ __forceinline__ int extra(int i) const {
     return kMayBeGated && i >= kTileN / 2 ? params.tile_apart - kTileN / 2 : 0;
   }
@@ -127,8 +136,8 @@ struct Pipeline {
 #pragma unroll
         for (int i = 0; i < kTileN / kRows; ++i) {
           uint8_t* const piece = to + stage + i * kRows * kSpanBytes;
-          const uint8_t* const source =
-              from + (i * kRows + tiling.extra(i * kRows)) * Index{params.row_bytes};
+          const uint8_t* const source = from + i * kRows * Index{params.row_bytes} +
+                                        (i * kRows < kTileN / 2 ? 0 : tiling.extra_bytes());
           if (kAnyIsFinite)
             copy16(piece, source);
           else
@@ -144,10 +153,10 @@ struct Pipeline {
         for (int i = 0; i < kScaleBytes / 128; ++i)
           if (kHasShift ? i < 1 << words_log : lane + 32 * i < kTileN << words_log) {
             const int first = i * ((kHasShift ? kTileN : 32) >> words_log);
+            const bool is_second = first + (lane >> (words_log + kHasShift)) >= kTileN / 2;
             copy_or_zeros<4>(
                 ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-                scale_from + (first + tiling.extra(first + (lane >> (words_log + kHasShift)))) *
-                                 params.scale_row,
+                scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0),
                 inside);
           }
         scale_from += rows * params.scale_row;
