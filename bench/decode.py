@@ -173,7 +173,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=words, metavar="NAME,...", help=sizes)
     parser.add_argument(
         "--weights", type=words, metavar="NAME,...", default=["bf16", "int8", "int4", "nf4"],
-        help="of those sizes (default: bf16,int8,int4,nf4; there is f32 too)",
+        help="of those sizes (default: bf16,int8,int4,nf4; f32, mxfp4, nvfp4, fp8 and mxfp8 too)",
     )  # fmt: skip
     parser.add_argument(
         "--activations", type=words, metavar="NAME,...", default=["exact"],
