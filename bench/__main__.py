@@ -1,12 +1,12 @@
-"""Times jaxgemv, XLA, torch and gemlite on the shapes of real decoders, beside the time it takes just to read as much.
+"""Times jaxgemv, XLA and other libraries on the shapes of real decoders, beside the time it takes just to read as much.
 
-- `python -m bench`: everything, on the GPU if there is one; torch and gemlite where they are installed
+- `python -m bench`: everything, on the GPU if there is one; torch, gemlite and bitsandbytes where they are installed
 - `python -m bench --quick`: a first look
 - `python -m bench --rows 1,16,64 --save`: more rows of x; JSON and a plot go to bench/results/
 - `python -m bench --no-jit --systems jaxgemv`: the kernels alone, in captured CUDA graphs; quick
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
 - `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that supports a problem, beside the one that is chosen
-- `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch and llama.cpp
+- `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch, MLX and llama.cpp
 - `python -m bench --grid --seed 1`: some 300 products of every kind, and those that are slower than XLA's dense product
 - `python -m bench --plot FILE.json`: draws an earlier result again, with --shapes the shapes that you name
 """
@@ -247,7 +247,9 @@ def _arguments():
     )
     parser.add_argument("--rows", type=_numbers, metavar="M,...", help="rows of x (default: 1)")
     parser.add_argument("--formats", type=words, metavar="NAME,...", help="int4, nf4, mxfp4, fp8, bf16 ...")
-    parser.add_argument("--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA, torch, gemlite")
+    parser.add_argument(
+        "--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA, torch, gemlite, bitsandbytes, mlx"
+    )
     parser.add_argument("--dtypes", type=words, metavar="NAME,...", help="of x: float16, bfloat16, float32")
     parser.add_argument("--grid", action="store_true", help="many kinds of products, beside XLA's dense one")
     parser.add_argument("--seed", type=int, default=0, help="which cells the grid has (default: 0)")

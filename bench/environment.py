@@ -18,7 +18,16 @@ from bench import host_systems, native
 from jaxgemv._ffi import backends, cpu_isa
 
 _ROOT = Path(__file__).parent.parent
-_PEERS = "torch", "triton", "gemlite", "xllamacpp", "ik-llama-cpp-python", "llama-cpp-python"
+_PEERS = (
+    "torch",
+    "triton",
+    "gemlite",
+    "bitsandbytes",
+    "mlx",
+    "xllamacpp",
+    "ik-llama-cpp-python",
+    "llama-cpp-python",
+)
 
 
 def environment(device, commit: str | None, module: str = "bench") -> dict:

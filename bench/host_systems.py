@@ -1,4 +1,4 @@
-"""What torch (where it is installed) and ggml (where a library is given) make of the same products on a CPU."""
+"""What torch and MLX, where installed, and ggml, where a library is given, make of the same products on a CPU."""
 
 import ctypes
 import importlib.util
@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,13 @@ THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 _GROUP = 128
 _F32 = 0  # ggml's numbers of types
 _GGML_TYPES = {"Q4_0": 2, "Q4_K": 12}
+# Format -> arguments of MLX's `quantize`.
+_MLX_MODES = {
+    "int4 g128": {"mode": "affine", "group_size": 128, "bits": 4},
+    "mxfp4": {"mode": "mxfp4", "group_size": 32, "bits": 4},
+    "nvfp4": {"mode": "nvfp4", "group_size": 16, "bits": 4},
+    "mxfp8": {"mode": "mxfp8", "group_size": 32, "bits": 8},
+}
 
 
 class HostSystem(NamedTuple):
@@ -53,6 +60,9 @@ def systems(ggml: str | None) -> tuple[HostSystem, ...]:
     found = []
     if importlib.util.find_spec("torch"):
         found.append(HostSystem("torch", "int4 g128", {"cpu": ("bfloat16", "float32")}, _int4pack))
+    if importlib.util.find_spec("mlx"):
+        for name, mode in _MLX_MODES.items():
+            found.append(HostSystem("mlx", name, {"cpu": ("float32",)}, partial(_mlx, mode)))
     if ggml:
         library = _load_ggml(ggml)
         for name, number in _GGML_TYPES.items():
@@ -83,6 +93,23 @@ def _int4pack(x, weight, copies_of, dtype: str):
         ys[:] = [torch.ops.aten._weight_int4pack_mm_for_cpu(x, w, _GROUP, p) for w, p in weights]
 
     return nbytes, len(weights), run, lambda: ys[-1].float().numpy(), dense
+
+
+def _mlx(mode: dict, x, weight, copies_of, dtype: str):
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    arrays = mx.quantize(mx.array(weight), **mode)
+    nbytes = sum(a.nbytes for a in arrays)
+    weights = [[mx.array(np.array(a)) for a in arrays] for _ in range(copies_of(nbytes))]
+    dense = np.array(mx.dequantize(*arrays, **mode).astype(mx.float32))
+    x, ys = mx.array(x), []
+
+    def run():
+        ys[:] = [mx.quantized_matmul(x, *w, **mode) for w in weights]
+        mx.eval(ys)
+
+    return nbytes, len(weights), run, lambda: np.array(ys[-1]), dense
 
 
 @cache

@@ -1,4 +1,5 @@
-"""What torch and gemlite make of the same products, where they are installed: in captured graphs, as jaxgemv's kernels.
+"""What torch, gemlite and bitsandbytes make of the same products, where they are installed: in captured graphs, as
+jaxgemv's kernels.
 
 torch must see a CUDA device. What it takes of the memory is what JAX leaves to it: see bench/__main__.py.
 """
@@ -6,10 +7,12 @@ torch must see a CUDA device. What it takes of the memory is what JAX leaves to 
 import importlib.util
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.measure import Measured, Setup, relative_error
+from jaxgemv.codebooks import E2M1
 
 _GROUP = 128
 
@@ -122,28 +125,75 @@ def _int4pack(n: int, k: int):
     return [packed, params], product, _dense(codes, scale, 8 - shift.float() / scale.float())
 
 
-def _gemlite(n: int, k: int):
+def _of_gemlite(layer):
+    """(tensors of a layer, what multiplies with those of its copies)"""
     import gemlite
     import torch
 
     if torch.cuda.get_device_capability() == (9, 0):
         # It knows the best settings of an H100, and finds them by that name only; others it tunes for minutes.
         gemlite.load_config(str(Path(gemlite.__file__).parent / "configs/h100.json"))
-    codes, scale, zero = _codes(n, k)
-    scale, zero = scale.half(), zero.half()
-    half = gemlite.DType.FP16
-    layer = gemlite.GemLiteLinear(4, _GROUP, k, n, input_dtype=half, output_dtype=half)
-    layer.pack(codes, scale, zero)
     meta = layer.get_meta_args()
 
     def product(x, tensors):
         return gemlite.forward_functional(x, None, tensors, meta)
 
-    return layer.get_tensor_args(), product, _dense(codes, scale, zero)
+    return layer.get_tensor_args(), product
+
+
+def _gemlite(n: int, k: int):
+    import gemlite
+
+    codes, scale, zero = _codes(n, k)
+    scale, zero = scale.half(), zero.half()
+    half = gemlite.DType.FP16
+    layer = gemlite.GemLiteLinear(4, _GROUP, k, n, input_dtype=half, output_dtype=half)
+    layer.pack(codes, scale, zero)
+    return *_of_gemlite(layer), _dense(codes, scale, zero)
+
+
+def _gemlite_fp4(n: int, k: int, *, kind: str, group: int, scale_dtype: str):
+    """Random entries of E2M1, and scales near 1."""
+    import torch
+    from gemlite import helper
+
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    scale = (torch.rand(n, k // group) + 0.5).to(getattr(torch, scale_dtype))
+    layer = getattr(helper, kind)(dtype=torch.bfloat16).from_weights(codes, scales=scale)
+    values = torch.from_numpy(E2M1).to(codes.device)[codes.int()].view(n, -1, group)
+    return *_of_gemlite(layer), (values * scale.float()[..., None]).view(n, k)
+
+
+def _bitsandbytes(n: int, k: int):
+    import bitsandbytes
+    import torch
+    from bitsandbytes import functional
+
+    packed, state = functional.quantize_4bit(torch.randn(n, k, dtype=torch.bfloat16), quant_type="nf4")
+    rest = {name: getattr(state, name) for name in ("shape", "code", "blocksize", "quant_type", "dtype")}
+
+    def product(x, tensors):
+        packed, absmax = tensors
+        return bitsandbytes.matmul_4bit(x, packed, functional.QuantState(absmax, **rest))
+
+    return [packed, state.absmax], product, functional.dequantize_4bit(packed, state).float()
 
 
 SYSTEMS = (
     TorchSystem("torch", "f16", {"gpu": ("float16",)}, _linear),
     TorchSystem("torch", "int4 g128", {"gpu": ("bfloat16",)}, _int4pack),
     TorchSystem("gemlite", "int4 g128", {"gpu": ("float16",)}, _gemlite),
+    TorchSystem(
+        "gemlite",
+        "mxfp4",
+        {"gpu": ("bfloat16",)},
+        partial(_gemlite_fp4, kind="A16W4_MXFP", group=32, scale_dtype="float8_e8m0fnu"),
+    ),
+    TorchSystem(
+        "gemlite",
+        "nvfp4",
+        {"gpu": ("bfloat16",)},
+        partial(_gemlite_fp4, kind="A16W4_NVFP", group=16, scale_dtype="float8_e4m3fn"),
+    ),
+    TorchSystem("bitsandbytes", "nf4", {"gpu": ("bfloat16",)}, _bitsandbytes),
 )
