@@ -37,7 +37,7 @@ struct SpanShape {
   static constexpr int kSpanBytes =
       kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256 : 128;
   // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
-  // architecture. Fewer words are more blocks and sums.
+  // architecture (but four bytes on sm_80, of e8m0 with a norm). Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
     if (go_into_operand(kScales)) return kRows <= 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
