@@ -73,14 +73,14 @@ def problem(format: str, kind: str, x: str, rows: int, parts: str, activation: s
     if book is not None:
         p = dataclasses.replace(p, codebook=book.astype(np.float32))
     w: QuantizedTensor = p.tensor
-    factor = np.float32(2.0**-4)
+    by = 1
     if shape is None:  # sums where activations bend
         p = dataclasses.replace(p, x=(p.x.astype(np.float32) / 8).astype(p.x.dtype))
     else:
         factor = (rng.uniform(0.5, 1.5, shape) / 8).astype(np.float32)
         w = dataclasses.replace(w, global_scale=factor)
+        by = factor.astype(np.float64).reshape(-1, *(1,) * (p.scale.ndim - 1))
     given = operands(rng, p, parts, activation, x)
-    by = 1 if shape is None else factor.astype(np.float64).reshape(-1, *(1,) * (p.scale.ndim - 1))
     wide = dataclasses.replace(p, scale=p.scale.astype(np.float64) * by)
     exact, magnitude = answer(wide, activation, **given)
     h = np.asarray(p.x, np.float64)
