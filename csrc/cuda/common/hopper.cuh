@@ -108,7 +108,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// What ordinary stores wrote into shared memory is there for wgmma.
+// What ordinary stores wrote into shared memory is there for wgmma, and what ordinary loads read has been read
+// before a copy writes there.
 __device__ __forceinline__ void fence_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -168,8 +168,10 @@ struct Stream {
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
       if (M == 1) return launch<kOne, kScales, kLaneWords, kParts>(call);
-      if constexpr (!kHalves)
-        if (M == 2 || kMost == 2) return launch<2, kScales, kLaneWords, kParts>(call);
+      if constexpr (kMost == 2)
+        return launch<2, kScales, kLaneWords, kParts>(call);
+      else if constexpr (!kHalves)
+        if (M == 2) return launch<2, kScales, kLaneWords, kParts>(call);
     }
     if constexpr (kParts == Parts::kNormAndEpilogue) {
       return launch<kNormedRows<kScales, kLaneWords>, kScales, kLaneWords, kParts>(call);

@@ -50,6 +50,11 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     __syncwarp();
     if (lane == 0 && empty != 0) arrive(empty);
   };
+  // Sums of x come by ordinary loads, which the barrier would not wait for (docs/cuda-notes.md).
+  const auto done_with_x = [&](uint32_t empty) {
+    if constexpr (!kPerRow && Sums<S, kFormat, kBits>::kHasShift) fence_proxy();
+    done(empty);
+  };
 #pragma unroll 1
   for (int i = place.share; i < units; i += params.deep) {
     const int unit = own.first_unit + i, at = place.group * S::kSlots + slot;
@@ -66,7 +71,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
         sums.template begin<kBefore>(now, adds, place.words + slot * S::kBoxBytes, second, q,
                                      record, [&] {
                                        if (kOverlaps) wgmma_done(before);
-                                       done(last);
+                                       done_with_x(last);
                                      });
         if (kPerRow || kOverlaps) last = barriers.x_empty(stage + q);
       };
@@ -86,7 +91,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
         if (kOverlaps && q < S::kQuads - 1) continue;
         wgmma_wait<0>();
         wgmma_done(now);
-        done(barriers.x_empty(stage + q));
+        done_with_x(barriers.x_empty(stage + q));
         if (q == S::kQuads - 1) done(barriers.empty(at));
         sums.add(now, terms.f);
       }
