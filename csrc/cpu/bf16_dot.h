@@ -110,7 +110,7 @@ struct Bf16Dot {
   static bool is_by_lane(const Problem& p) { return p.group < kCodes && p.group < p.K; }
   static Index scratch_size(const Problem& p, const Operands&) {
     if (is_by_lane(p)) return strips_scratch(p);
-    return kSumsAtOnce * Runs::of<Bf16Dot>(p).scales_size + padded(groups_of(p));
+    return RowParams<C, kSumsAtOnce>::scratch_size(p);
   }
 
   template <int kXRows>
@@ -129,28 +129,21 @@ struct Bf16Dot {
 
   template <int kXRows>
   static void run_rows(const Problem& p, const Operands& o, Index slice, Index stack,
-                       const float* sums, Index begin, Index end, float* scales) {
+                       const float* sums, Index begin, Index end, float* scratch) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
     const Runs runs = Runs::of<Bf16Dot>(p);
-    const Index groups = groups_of(p);
     const float* const x = sums + sums_size(p);
-    float* const offsets = scales + kSumsAtOnce * runs.scales_size;
+    RowParams<C, kCount> params(p, o, stack, scratch);
     for_each_rows<kXRows>(
-        p, o, slice, stack, begin, end,
-        [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-            float (&y)[kCount][kXRows]) {
-          Floats total[kCount][kXRows], shift[kCount][kXRows] = {};
-          for (int r = 0; r < kCount; ++r) {
-            read_params<C>(p, o, stack, n[r], 1, groups, scales + r * runs.scales_size, offsets);
-            for (int m = 0; C::kShifted && m < kXRows; ++m)
-              for (Index g = 0; g < groups; g += kLanes)
-                shift[r][m] +=
-                    load_floats(offsets + g) * load_floats(sums + m * padded(groups) + g);
-          }
-          add_runs<Bf16Dot, false, 0>(codes, runs, x, rows, scales, Ints{}, x, total);
+        p, o, slice, stack, begin, end, [&](const RowsAt<kCount>& at, float (&y)[kCount][kXRows]) {
+          Floats total[kCount][kXRows];
+          params.move_to(at);
+          add_runs<Bf16Dot, false, 0>(codes, runs, x, at.codes, params.scales(),
+                                      params.scales_size(), Ints{}, x, total);
           for (int r = 0; r < kCount; ++r)
-            for (int m = 0; m < kXRows; ++m) y[r][m] = sum_of(total[r][m] + shift[r][m]);
+            for (int m = 0; m < kXRows; ++m)
+              y[r][m] = sum_of(total[r][m] + params.shift(r, sums + m * padded(groups_of(p))));
         });
   }
 

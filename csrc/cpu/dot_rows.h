@@ -18,8 +18,15 @@ constexpr int kDotRows = 2;
 // docs/cpu-notes.md.)
 constexpr int kAhead = 1024;
 
-// Those of y from [begin, end): product(n, rows, y) of so many rows n of the weight gives y[of these][row
-// of x].
+// kCount rows of the weight at a time, each the i-th of a stream.
+template <int kCount>
+struct RowsAt {
+  Index i;
+  Index n[kCount], left[kCount];  // numbers of rows; rows of their streams from there on
+  const uint8_t* codes[kCount];
+};
+
+// Those of y from [begin, end): product(at, y), at being RowsAt, gives y[of these][row of x].
 template <int kXRows, typename F>
 inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                           Index begin, Index end, F&& product) {
@@ -30,15 +37,16 @@ inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Inde
   const Index step = ceil_div(end - begin, Index{streams});
   float sums[kCount][kXRows][kLanes] = {};
   for (Index i = 0; i < step; ++i) {
-    const uint8_t* rows[kCount];
-    Index n[kCount];
+    RowsAt<kCount> at;
+    at.i = i;
     for (int r = 0; r < kCount; ++r) {
       // The last of them may repeat the last row.
-      n[r] = min_of(begin + i + r % streams * step, end - 1) + (r < streams ? 0 : p.N / 2);
-      rows[r] = row_of(p, o, stack, n[r]);
+      const Index n = min_of(begin + i + r % streams * step, end - 1);
+      at.n[r] = n + (r < streams ? 0 : p.N / 2), at.left[r] = min_of(step - i, end - n);
+      at.codes[r] = row_of(p, o, stack, at.n[r]);
     }
     float y[kCount][kXRows];
-    product(n, rows, y);
+    product(at, y);
     for (int r = 0; r < kCount; ++r)
       for (int m = 0; m < kXRows; ++m) sums[r][m][i % kLanes] = y[r][m];
     if (i % kLanes < kLanes - 1 && i < step - 1) continue;
@@ -50,6 +58,88 @@ inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Inde
     }
   }
 }
+
+// Asks for a parameter of rows [n, n + rows).
+inline void ask_for(const Param& param, Index stack, Index n, Index rows) {
+  const Index size = size_of(param.dtype), bytes = rows * param.n_stride * size;
+  const char* from = static_cast<const char*>(param.data) +
+                     (stack * param.stack_stride + n * param.n_stride) * size;
+  for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
+// Scales and offsets of the rows that for_each_rows meets. Those of several rows of a stream are read together: of
+// one row they are hardly a vector, and took as long as 512 codes (docs/cpu-notes.md, "Short rows").
+template <typename C, int kCount>
+class RowParams {
+ public:
+  // Floats.
+  static Index scratch_size(const Problem& p) { return 2 * kCount * size_of_stream(p); }
+
+  RowParams(const Problem& p, const Operands& o, Index stack, float* scratch)
+      : p_(p),
+        o_(o),
+        stack_(stack),
+        groups_(groups_of(p)),
+        rows_(rows_of_stream(p)),
+        size_(size_of_stream(p)),
+        tail_(lane_numbers() < static_cast<int32_t>(groups_ % kLanes)),
+        all_scales_(scratch),
+        all_offsets_(scratch + kCount * size_) {}
+
+  // Scales of the first of the rows; those of each other one are scales_size() further on.
+  const float* scales() const { return scales_; }
+  Index scales_size() const { return size_; }
+
+  void move_to(const RowsAt<kCount>& at) {
+    const Index inside = at.i & (rows_ - 1);
+    scales_ = all_scales_ + inside * groups_, offsets_ = all_offsets_ + inside * groups_;
+    if (inside > 0) return;
+    for (int r = 0; r < kCount; ++r) {
+      const Index count = min_of(rows_, at.left[r]);
+      float* const scales = all_scales_ + r * size_;
+      if constexpr (C::kShifted)
+        read_params<C>(p_, o_, stack_, at.n[r], count, groups_, scales, all_offsets_ + r * size_);
+      else
+        read_groups(o_.scale, stack_, at.n[r], count, groups_, scales);
+      ask_for(o_.scale, stack_, at.n[r] + rows_, rows_);
+      ask_for(o_.shift, stack_, at.n[r] + rows_, rows_);
+    }
+  }
+
+  // Lanes whose sum is what the offsets of row r add. x_sums: of a row of x, [group].
+  Floats shift(int r, const float* x_sums) const {
+    Floats sum = {};
+    if constexpr (C::kShifted) {
+      const float* const offsets = offsets_ + r * size_;
+      const Index whole = groups_ / kLanes * kLanes;
+      for (Index g = 0; g < whole; g += kLanes)
+        sum += load_floats(offsets + g) * load_floats(x_sums + g);
+      if (whole < groups_)
+        sum += (Floats)(load_ints(offsets + whole) & tail_) * load_floats(x_sums + whole);
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr Index kMostRows = 16,
+                         kMost = 512;  // values of a stream: all stay in the nearest cache
+  static Index rows_of_stream(const Problem& p) {
+    Index rows = kMostRows;
+    while (rows > 1 && rows * groups_of(p) > kMost) rows /= 2;
+    return rows;
+  }
+  // Lookups read behind the last.
+  static Index size_of_stream(const Problem& p) {
+    return padded(rows_of_stream(p) * groups_of(p)) + kLanes;
+  }
+
+  const Problem& p_;
+  const Operands& o_;
+  const Index stack_, groups_, rows_, size_;
+  const Ints tail_;
+  float *const all_scales_, *const all_offsets_;
+  const float *scales_ = nullptr, *offsets_ = nullptr;
+};
 
 // Which group of those that lie in a block of kCodes codes a lane belongs to.
 template <int kCodes>
@@ -70,7 +160,6 @@ struct Runs {
   Index blocks, groups;       // of a row of weights; groups that a block has to move on by
   Index group_size;           // blocks, after which to do so
   Index words, whole_blocks;  // of a row
-  Index scales_size;          // from a row's scales to the next's
 
   template <typename Main>
   static Runs of(const Problem& p) {
@@ -80,7 +169,6 @@ struct Runs {
     runs.groups = is_narrow ? Main::kCodes / p.group : 1;
     runs.group_size = is_narrow ? 1 : p.group >= p.K ? runs.blocks : p.group / Main::kCodes;
     runs.words = row_bytes(p.K, p.bits) / 4, runs.whole_blocks = runs.words * 4 / Main::kBytes;
-    runs.scales_size = padded(groups_of(p)) + kLanes;  // lookups read behind the last
     return runs;
   }
 };
@@ -90,11 +178,11 @@ struct Runs {
 //   Sum; load_block(from, words); add(codes, block, x, sums): all rows of x;
 //   kMaxRun: blocks that are summed by themselves;
 //   add_scaled(total, sum, scale, lanes), lanes being the block's of `of_lanes`.
-// kFixed: blocks of a run, if not 0. kByLane: lanes of a block have scales of their own.
+// scales: of row 0, those of the next are scales_size further on. kFixed: blocks of a run, if not 0. kByLane: lanes of a block have scales of their own.
 template <typename Main, bool kByLane, int kFixed, int kXRows, int kCount, typename Total>
 inline void add_runs(const typename Main::C& codes, const Runs& runs, const float* x,
-                     const uint8_t* const (&rows)[kCount], const float* scales, Ints group_of_lane,
-                     const float* of_lanes, Total (&total)[kCount][kXRows]) {
+                     const uint8_t* const (&rows)[kCount], const float* scales, Index scales_size,
+                     Ints group_of_lane, const float* of_lanes, Total (&total)[kCount][kXRows]) {
   Total acc[kCount][kXRows] = {};
   Index group_end = runs.group_size;
   for (Index block = 0; block < runs.blocks;) {
@@ -122,7 +210,7 @@ inline void add_runs(const typename Main::C& codes, const Runs& runs, const floa
     while (block < end) add(runs.words % kWords);  // the last, and less than a whole one
     JAXGEMV_UNROLL
     for (int r = 0; r < kCount; ++r) {
-      const float* scale = scales + r * runs.scales_size;
+      const float* scale = scales + r * scales_size;
       const Floats by = kByLane ? lookup(load_floats(scale), group_of_lane) : broadcast(*scale);
       JAXGEMV_UNROLL
       for (int m = 0; m < kXRows; ++m)

@@ -27,13 +27,6 @@ inline Index strips_scratch(const Problem& p) { return 2 * strip_params(p); }
 
 // How far ahead a row's codes are asked for, which are one stream.
 constexpr int kStripAhead = 2048;
-// Asks for a parameter of rows [n, n + rows).
-inline void ask_for(const Param& param, Index stack, Index n, Index rows) {
-  const Index size = size_of(param.dtype), bytes = rows * param.n_stride * size;
-  const char* from = static_cast<const char*>(param.data) +
-                     (stack * param.stack_stride + n * param.n_stride) * size;
-  for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
-}
 
 // Lane i <- the sum of v[i].
 inline Floats sums_of_each(const Floats* v) {

@@ -75,25 +75,23 @@ struct F32Dot {
   static constexpr bool kIsConverted = std::is_same_v<decltype(load_block(nullptr, 0)), Floats>;
 
   static Index scratch_size(const Problem& p, const Operands&) {
-    return kSumsAtOnce * Runs::of<F32Dot>(p).scales_size;
+    return RowParams<C, kSumsAtOnce>::scratch_size(p);
   }
 
   template <int kXRows, bool kByLane, int kFixed>
   static void run_rows(const Problem& p, const Operands& o, Index slice, Index stack,
-                       const float* x, Index begin, Index end, float* scales) {
+                       const float* x, Index begin, Index end, float* scratch) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
     const Ints group_of_lane = groups_of_lanes<kCodes>(p);
-    const Index groups = groups_of(p);
     const Runs runs = Runs::of<F32Dot>(p);
+    RowParams<C, kCount> params(p, o, stack, scratch);
     for_each_rows<kXRows>(
-        p, o, slice, stack, begin, end,
-        [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-            float (&y)[kCount][kXRows]) {
+        p, o, slice, stack, begin, end, [&](const RowsAt<kCount>& at, float (&y)[kCount][kXRows]) {
           Floats total[kCount][kXRows];
-          for (int r = 0; r < kCount; ++r)
-            read_groups(o.scale, stack, n[r], 1, groups, scales + r * runs.scales_size);
-          add_runs<F32Dot, kByLane, kFixed>(codes, runs, x, rows, scales, group_of_lane, x, total);
+          params.move_to(at);
+          add_runs<F32Dot, kByLane, kFixed>(codes, runs, x, at.codes, params.scales(),
+                                            params.scales_size(), group_of_lane, x, total);
           for (int r = 0; r < kCount; ++r)
             for (int m = 0; m < kXRows; ++m) {
               y[r][m] = sum_of(total[r][m]);

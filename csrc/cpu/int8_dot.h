@@ -68,24 +68,14 @@ struct Int8Dot : SlicedX<C> {
     }
   }
 
-  // Of a row of weights: its offsets' part of the sums, and [row of x][run] scale * quantum. `params` is
-  // scratch.
+  // Of a row of weights: [row of x][run] scale * quantum.
   template <int kXRows>
-  static void load_row(const Problem& p, const Operands& o, Index stack, Index n,
-                       const Shape& shape, const Packed& x, float* params, float* factors,
-                       Floats (&shift)[kXRows]) {
-    const Index groups = padded(shape.groups), runs = padded(shape.runs);
-    float *scales = params, *offsets = params + groups;
-    read_params<C>(p, o, stack, n, 1, shape.groups, scales, offsets);
-    JAXGEMV_UNROLL
-    for (int m = 0; m < kXRows; ++m, factors += shape.factors_size) {
-      Floats sum = {};
-      for (Index g = 0; g < groups; g += kLanes)
-        sum += load_floats(offsets + g) * load_floats(x.sums + m * groups + g);
-      shift[m] = sum;
-      const float* quanta = x.quanta + m * runs;
+  static void make_factors(const Shape& shape, const Packed& x, const float* scales,
+                           float* factors) {
+    const float* quanta = x.quanta;
+    for (int m = 0; m < kXRows; ++m, quanta += padded(shape.runs), factors += shape.factors_size) {
       if (shape.group_runs == 1) {
-        for (Index g = 0; g < groups; g += kLanes)
+        for (Index g = 0; g < shape.groups; g += kLanes)
           store_floats(factors + g, load_floats(scales + g) * load_floats(quanta + g));
         continue;
       }
@@ -95,10 +85,13 @@ struct Int8Dot : SlicedX<C> {
   }
 
   // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
+  // Not inline: its sums take all registers.
   template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
-  static void multiply(const C& codes, const Shape& shape, const Packed& x,
-                       const uint8_t* const (&rows)[kCount], const float* factors,
-                       Floats (&total)[kCount][kXRows]) {
+  __attribute__((noinline)) static void multiply(const C& codes, const Shape& shape,
+                                                 const Packed& x,
+                                                 const uint8_t* const (&rows)[kCount],
+                                                 const float* factors,
+                                                 Floats (&total)[kCount][kXRows]) {
     const Index words = shape.words, blocks = shape.blocks;
     const Index size = shape.factors_size;
     const Index whole_blocks = shape.whole_blocks, group_size = shape.group_blocks;
@@ -157,11 +150,12 @@ struct Int8Dot : SlicedX<C> {
         if (x.small[m].count > 0) total[m][0] += x.small[m].template times<C>(row, scales);
   }
 
-  // Of wide groups a row's scales and offsets, and the factors.
+  template <int kXRows>
+  using Params = RowParams<C, kSumsAtOnce / kXRows>;
   static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
     if (shape.is_narrow) return strips_scratch(p);
-    return 2 * padded(shape.groups) + kSumsAtOnce * shape.factors_size;
+    return Params<1>::scratch_size(p) + kSumsAtOnce * shape.factors_size;
   }
 
   template <int kXRows, int kSlices>
@@ -184,23 +178,24 @@ struct Int8Dot : SlicedX<C> {
     const C codes(p, o, stack);
     const Shape shape(p);
     const Index size = shape.factors_size;
-    float* factors = scratch + 2 * padded(shape.groups);
-    for_each_rows<kXRows>(p, o, slice, stack, begin, end,
-                          [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-                              float (&y)[kCount][kXRows]) {
-                            Floats total[kCount][kXRows], shift[kCount][kXRows];
-                            for (int r = 0; r < kCount; ++r)
-                              load_row<kXRows>(p, o, stack, n[r], shape, x, scratch,
-                                               factors + r * kXRows * size, shift[r]);
-                            multiply<kXRows, kSlices>(codes, shape, x, rows, factors, total);
-                            for (int r = 0; r < kCount; ++r)
-                              for (int m = 0; m < kXRows; ++m) {
-                                y[r][m] = sum_of(total[r][m] + shift[r][m]);
-                                if (kSlices == kFewSlices && x.small[m].count > 0)
-                                  y[r][m] += x.small[m].template times<C>(
-                                      rows[r], factors + (r * kXRows + m) * size);
-                              }
-                          });
+    Params<kXRows> params(p, o, stack, scratch);
+    float* const factors = scratch + Params<kXRows>::scratch_size(p);
+    for_each_rows<kXRows>(
+        p, o, slice, stack, begin, end, [&](const RowsAt<kCount>& at, float (&y)[kCount][kXRows]) {
+          Floats total[kCount][kXRows];
+          params.move_to(at);
+          for (int r = 0; r < kCount; ++r)
+            make_factors<kXRows>(shape, x, params.scales() + r * params.scales_size(),
+                                 factors + r * kXRows * size);
+          multiply<kXRows, kSlices>(codes, shape, x, at.codes, factors, total);
+          for (int r = 0; r < kCount; ++r)
+            for (int m = 0; m < kXRows; ++m) {
+              y[r][m] = sum_of(total[r][m] + params.shift(r, x.sums + m * padded(shape.groups)));
+              if (kSlices == kFewSlices && x.small[m].count > 0)
+                y[r][m] +=
+                    x.small[m].template times<C>(at.codes[r], factors + (r * kXRows + m) * size);
+            }
+        });
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,

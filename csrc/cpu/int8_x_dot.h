@@ -119,7 +119,7 @@ struct Int8XDot {
 
   static Index scratch_size(const Problem& p, const Operands&) {
     if (is_by_lane(p)) return strips_scratch(p);
-    return kSumsAtOnce * Runs::of<Int8XDot>(p).scales_size + padded(groups_of(p));
+    return RowParams<C, kSumsAtOnce>::scratch_size(p);
   }
 
   template <int kXRows, bool kWide>
@@ -137,28 +137,21 @@ struct Int8XDot {
 
   template <int kXRows>
   static void run_scaled(const Problem& p, const Operands& o, Index slice, Index stack,
-                         const Packed& x, Index begin, Index end, float* scales) {
+                         const Packed& x, Index begin, Index end, float* scratch) {
     constexpr int kCount = kSumsAtOnce / kXRows;
     const C codes(p, o, stack);
     const Runs runs = Runs::of<Int8XDot>(p);
-    const Index groups = groups_of(p);
-    float* offsets = scales + kSumsAtOnce * runs.scales_size;
+    RowParams<C, kCount> params(p, o, stack, scratch);
     for_each_rows<kXRows>(
-        p, o, slice, stack, begin, end,
-        [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-            float (&y)[kCount][kXRows]) {
-          Floats total[kCount][kXRows], shift[kCount][kXRows] = {};
-          for (int r = 0; r < kCount; ++r) {
-            read_params<C>(p, o, stack, n[r], 1, groups, scales + r * runs.scales_size, offsets);
-            for (int m = 0; m < kXRows; ++m)
-              for (Index g = 0; g < groups; g += kLanes)
-                shift[r][m] +=
-                    load_floats(offsets + g) * load_floats(x.sums + m * padded(groups) + g);
-          }
-          add_runs<Int8XDot, false, 0>(codes, runs, x.x, rows, scales, Ints{}, x.x, total);
+        p, o, slice, stack, begin, end, [&](const RowsAt<kCount>& at, float (&y)[kCount][kXRows]) {
+          Floats total[kCount][kXRows];
+          params.move_to(at);
+          add_runs<Int8XDot, false, 0>(codes, runs, x.x, at.codes, params.scales(),
+                                       params.scales_size(), Ints{}, x.x, total);
           for (int r = 0; r < kCount; ++r)
             for (int m = 0; m < kXRows; ++m)
-              y[r][m] = sum_of(total[r][m] * x.scale[m] + shift[r][m]);
+              y[r][m] = sum_of(total[r][m] * x.scale[m] +
+                               params.shift(r, x.sums + m * padded(groups_of(p))));
         });
   }
 
@@ -169,25 +162,22 @@ struct Int8XDot {
     const C codes(p, o, stack);
     Problem whole = p;
     whole.group = p.K;
-    Runs runs = Runs::of<Int8XDot>(whole);
-    runs.scales_size = 0;
+    const Runs runs = Runs::of<Int8XDot>(whole);
     none[0] = 0;
-    for_each_rows<kXRows>(p, o, slice, stack, begin, end,
-                          [&](const Index(&n)[kCount], const uint8_t* const(&rows)[kCount],
-                              float (&y)[kCount][kXRows]) {
-                            Ints total[kCount][kXRows];
-                            add_runs<Int8XDot, false, 0>(codes, runs, x.x, rows, none, Ints{}, x.x,
-                                                         total);
-                            for (int r = 0; r < kCount; ++r)
-                              for (int m = 0; m < kXRows; ++m) {
-                                int32_t sum = 0;
-                                for (int lane = 0; lane < kLanes; ++lane) sum += total[r][m][lane];
-                                for (Index g = 0; g < groups_of(p); ++g)
-                                  sum -= zero_of(p, o, stack, n[r], g) *
-                                         load<int32_t>(x.sums, m * padded(groups_of(p)) + g);
-                                y[r][m] = f32_of_bits(static_cast<uint32_t>(sum));
-                              }
-                          });
+    for_each_rows<kXRows>(
+        p, o, slice, stack, begin, end, [&](const RowsAt<kCount>& at, float (&y)[kCount][kXRows]) {
+          Ints total[kCount][kXRows];
+          add_runs<Int8XDot, false, 0>(codes, runs, x.x, at.codes, none, 0, Ints{}, x.x, total);
+          for (int r = 0; r < kCount; ++r)
+            for (int m = 0; m < kXRows; ++m) {
+              int32_t sum = 0;
+              for (int lane = 0; lane < kLanes; ++lane) sum += total[r][m][lane];
+              for (Index g = 0; g < groups_of(p); ++g)
+                sum -= zero_of(p, o, stack, at.n[r], g) *
+                       load<int32_t>(x.sums, m * padded(groups_of(p)) + g);
+              y[r][m] = f32_of_bits(static_cast<uint32_t>(sum));
+            }
+        });
   }
 
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, float* packed,

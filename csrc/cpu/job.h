@@ -54,7 +54,9 @@ class Job {
   }
 
  private:
-  static constexpr Index kLine = 64;
+  // Of the caches, which bring lines in pairs: where one thread wrote beside what another reads, calls took a
+  // tenth longer (docs/cpu-notes.md, "Short rows").
+  static constexpr Index kLine = 128;
   struct alignas(kLine) Next : std::atomic<Index> {};  // each thread counts up another
   using Count = std::atomic<Index>;
 
