@@ -121,8 +121,8 @@ class RowParams {
   }
 
  private:
-  static constexpr Index kMostRows = 16,
-                         kMost = 512;  // values of a stream: all stay in the nearest cache
+  // Rows, a power of two, and values of a stream: those of all streams stay in the nearest cache.
+  static constexpr Index kMostRows = 16, kMost = 512;
   static Index rows_of_stream(const Problem& p) {
     Index rows = kMostRows;
     while (rows > 1 && rows * groups_of(p) > kMost) rows /= 2;
@@ -178,7 +178,8 @@ struct Runs {
 //   Sum; load_block(from, words); add(codes, block, x, sums): all rows of x;
 //   kMaxRun: blocks that are summed by themselves;
 //   add_scaled(total, sum, scale, lanes), lanes being the block's of `of_lanes`.
-// scales: of row 0, those of the next are scales_size further on. kFixed: blocks of a run, if not 0. kByLane: lanes of a block have scales of their own.
+// scales: of row 0, those of the next are scales_size further on. kFixed: blocks of a run, if not 0.
+// kByLane: lanes of a block have scales of their own.
 template <typename Main, bool kByLane, int kFixed, int kXRows, int kCount, typename Total>
 inline void add_runs(const typename Main::C& codes, const Runs& runs, const float* x,
                      const uint8_t* const (&rows)[kCount], const float* scales, Index scales_size,
