@@ -109,7 +109,7 @@ struct Bf16Dot {
 
   static bool is_by_lane(const Problem& p) { return p.group < kCodes && p.group < p.K; }
   static Index scratch_size(const Problem& p, const Operands&) {
-    if (is_by_lane(p)) return strips_scratch(p);
+    if (is_by_lane(p)) return Strip<C>::size(p);
     return RowParams<C, kSumsAtOnce>::scratch_size(p);
   }
 

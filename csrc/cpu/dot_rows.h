@@ -59,86 +59,99 @@ inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Inde
   }
 }
 
-// Asks for a parameter of rows [n, n + rows).
-inline void ask_for(const Param& param, Index stack, Index n, Index rows) {
-  const Index size = size_of(param.dtype), bytes = rows * param.n_stride * size;
-  const char* from = static_cast<const char*>(param.data) +
-                     (stack * param.stack_stride + n * param.n_stride) * size;
-  for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
-}
+// Scales and offsets of a strip, neighbouring rows of the weight. They are read together: of one row they are hardly
+// a vector, and took as long as 512 codes (docs/cpu-notes.md, "Short rows"). kMost: scales that stay in the nearest
+// cache.
+template <typename C, int kMost>
+struct StripParams {
+  static constexpr Index kMostRows = 16;
+  static_assert(kMostRows % kLanes == 0);
 
-// Scales and offsets of the rows that for_each_rows meets. Those of several rows of a stream are read together: of
-// one row they are hardly a vector, and took as long as 512 codes (docs/cpu-notes.md, "Short rows").
-template <typename C, int kCount>
-class RowParams {
- public:
+  const Problem& p;
+  const Operands& o;
+  const Index stack;
+  const Index groups = groups_of(p), rows = rows_of(p);  // of a row; of a strip
+  const Index to_offsets = offsets_at(p);                // of a row from its scales
+  const Index whole =
+      groups / kLanes * kLanes;  // groups in whole vectors; lanes of those in the last
+  const Ints tail = lane_numbers() < static_cast<int32_t>(groups % kLanes);
+
+  // A power of two.
+  static Index rows_of(const Problem& p) {
+    Index rows = kMostRows;
+    while (rows > 1 && rows * groups_of(p) > kMost) rows /= 2;
+    return rows;
+  }
   // Floats.
-  static Index scratch_size(const Problem& p) { return 2 * kCount * size_of_stream(p); }
+  static Index size(const Problem& p) { return (C::kShifted ? 2 : 1) * offsets_at(p); }
 
-  RowParams(const Problem& p, const Operands& o, Index stack, float* scratch)
-      : p_(p),
-        o_(o),
-        stack_(stack),
-        groups_(groups_of(p)),
-        rows_(rows_of_stream(p)),
-        size_(size_of_stream(p)),
-        tail_(lane_numbers() < static_cast<int32_t>(groups_ % kLanes)),
-        all_scales_(scratch),
-        all_offsets_(scratch + kCount * size_) {}
-
-  // Scales of the first of the rows; those of each other one are scales_size() further on.
-  const float* scales() const { return scales_; }
-  Index scales_size() const { return size_; }
-
-  void move_to(const RowsAt<kCount>& at) {
-    const Index inside = at.i & (rows_ - 1);
-    scales_ = all_scales_ + inside * groups_, offsets_ = all_offsets_ + inside * groups_;
-    if (inside > 0) return;
-    for (int r = 0; r < kCount; ++r) {
-      const Index count = min_of(rows_, at.left[r]);
-      float* const scales = all_scales_ + r * size_;
-      if constexpr (C::kShifted)
-        read_params<C>(p_, o_, stack_, at.n[r], count, groups_, scales, all_offsets_ + r * size_);
-      else
-        read_groups(o_.scale, stack_, at.n[r], count, groups_, scales);
-      ask_for(o_.scale, stack_, at.n[r] + rows_, rows_);
-      ask_for(o_.shift, stack_, at.n[r] + rows_, rows_);
-    }
+  // to[row][group] <- scales of `count` rows from n on, and their offsets. Those of the next strip are asked for.
+  void read(Index n, Index count, float* to) const {
+    if constexpr (C::kShifted)
+      read_params<C>(p, o, stack, n, count, groups, to, to + to_offsets);
+    else
+      read_groups(o.scale, stack, n, count, groups, to);
+    ask_for(o.scale, n + rows), ask_for(o.shift, n + rows);
   }
 
-  // Lanes whose sum is what the offsets of row r add. x_sums: of a row of x, [group].
-  Floats shift(int r, const float* x_sums) const {
-    Floats sum = {};
+  // sum + lanes whose sum is what the offsets of a row add, whose scales these are. x_sums: of a row of x,
+  // [group], zero behind the last.
+  Floats add_shift(Floats sum, const float* scales, const float* x_sums) const {
     if constexpr (C::kShifted) {
-      const float* const offsets = offsets_ + r * size_;
-      const Index whole = groups_ / kLanes * kLanes;
+      const float* const offsets = scales + to_offsets;
       for (Index g = 0; g < whole; g += kLanes)
         sum += load_floats(offsets + g) * load_floats(x_sums + g);
-      if (whole < groups_)
-        sum += (Floats)(load_ints(offsets + whole) & tail_) * load_floats(x_sums + whole);
+      if (whole < groups)
+        sum += (Floats)(load_ints(offsets + whole) & tail) * load_floats(x_sums + whole);
     }
     return sum;
   }
 
  private:
-  // Rows, a power of two, and values of a stream: those of all streams stay in the nearest cache.
-  static constexpr Index kMostRows = 16, kMost = 512;
-  static Index rows_of_stream(const Problem& p) {
-    Index rows = kMostRows;
-    while (rows > 1 && rows * groups_of(p) > kMost) rows /= 2;
-    return rows;
-  }
   // Lookups read behind the last.
-  static Index size_of_stream(const Problem& p) {
-    return padded(rows_of_stream(p) * groups_of(p)) + kLanes;
+  static Index offsets_at(const Problem& p) { return padded(rows_of(p) * groups_of(p)) + kLanes; }
+
+  // For a parameter of a strip that begins with row n.
+  void ask_for(const Param& param, Index n) const {
+    const Index size = size_of(param.dtype), bytes = rows * param.n_stride * size;
+    const char* from = static_cast<const char*>(param.data) +
+                       (stack * param.stack_stride + n * param.n_stride) * size;
+    for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  }
+};
+
+// Parameters of the rows that for_each_rows meets: a strip of each stream.
+template <typename C, int kCount>
+class RowParams {
+ public:
+  // Floats.
+  static Index scratch_size(const Problem& p) { return kCount * Strip::size(p); }
+
+  RowParams(const Problem& p, const Operands& o, Index stack, float* scratch)
+      : strip_{p, o, stack}, size_(Strip::size(p)), first_(scratch) {}
+
+  void move_to(const RowsAt<kCount>& at) {
+    const Index inside = at.i & (strip_.rows - 1);
+    scales_ = first_ + inside * strip_.groups;
+    if (inside > 0) return;
+    for (int r = 0; r < kCount; ++r)
+      strip_.read(at.n[r], min_of(strip_.rows, at.left[r]), first_ + r * size_);
   }
 
-  const Problem& p_;
-  const Operands& o_;
-  const Index stack_, groups_, rows_, size_;
-  const Ints tail_;
-  float *const all_scales_, *const all_offsets_;
-  const float *scales_ = nullptr, *offsets_ = nullptr;
+  // Scales of the first of the rows; those of each other one are scales_size() further on.
+  const float* scales() const { return scales_; }
+  Index scales_size() const { return size_; }
+  // Lanes whose sum is what the offsets of row r add.
+  Floats shift(int r, const float* x_sums) const {
+    return strip_.add_shift(Floats{}, scales_ + r * size_, x_sums);
+  }
+
+ private:
+  using Strip = StripParams<C, 512>;
+  const Strip strip_;
+  const Index size_;
+  float* const first_;
+  const float* scales_ = nullptr;
 };
 
 // Which group of those that lie in a block of kCodes codes a lane belongs to.

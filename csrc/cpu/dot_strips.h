@@ -11,19 +11,8 @@
 namespace jaxgemv::cpu {
 namespace {
 
-constexpr Index kStripRows = 16;
-static_assert(kStripRows % kLanes == 0);
-// Scales of a strip, which stay in the nearest cache.
-constexpr Index kStripParams = 1024;
-
-inline Index strip_rows(const Problem& p) {
-  return min_of(kStripRows, max_of(1, kStripParams / groups_of(p)));
-}
-// Floats for the scales of a strip, or its offsets. Lookups read behind the last.
-inline Index strip_params(const Problem& p) {
-  return padded(strip_rows(p) * groups_of(p)) + kLanes;
-}
-inline Index strips_scratch(const Problem& p) { return 2 * strip_params(p); }
+template <typename C>
+using Strip = StripParams<C, 1024>;
 
 // How far ahead a row's codes are asked for, which are one stream.
 constexpr int kStripAhead = 2048;
@@ -66,38 +55,28 @@ inline void for_each_strip(const Problem& p, const Operands& o, Index slice, Ind
                            Index begin, Index end, const float* x_sums, float* scratch,
                            F&& product) {
   const Epilogue epilogue = {p, o, slice, stack};
-  const Index groups = groups_of(p), whole = groups / kLanes * kLanes, rows = strip_rows(p);
+  const Strip<C> strip{p, o, stack};
+  constexpr Index kMostRows = Strip<C>::kMostRows;
   const Index row_size = row_bytes(p.K, p.bits);
-  const Ints tail = lane_numbers() < static_cast<int32_t>(groups - whole);
   const int halves = is_gated(p.activation) ? 2 : 1;
-  float *scales = scratch, *offsets = scratch + strip_params(p);
-  float sums[2][kXRows][kStripRows];
-  Floats totals[kXRows][kStripRows] = {};
-  for (Index n0 = begin; n0 < end; n0 += rows) {
-    const Index count = min_of(rows, end - n0);
+  float sums[2][kXRows][kMostRows];
+  Floats totals[kXRows][kMostRows] = {};
+  for (Index n0 = begin; n0 < end; n0 += strip.rows) {
+    const Index count = min_of(strip.rows, end - n0);
     for (int half = 0; half < halves; ++half) {
       const Index n = n0 + half * (p.N / 2);
-      read_params<C>(p, o, stack, n, count, groups, scales, offsets);
-      ask_for(o.scale, stack, n + rows, rows), ask_for(o.shift, stack, n + rows, rows);
+      strip.read(n, count, scratch);
       const uint8_t* row = row_of(p, o, stack, n);
-      const float *scale = scales, *offset = offsets;
-      for (Index r = 0; r < count; ++r, row += row_size, scale += groups, offset += groups) {
+      const float* scales = scratch;
+      for (Index r = 0; r < count; ++r, row += row_size, scales += strip.groups) {
         Floats total[kXRows] = {};
-        product(row, scale, total);
+        product(row, scales, total);
         JAXGEMV_UNROLL
-        for (int m = 0; m < kXRows; ++m) {
-          const float* of_x = x_sums + m * padded(groups);
-          if (C::kShifted) {
-            for (Index g = 0; g < whole; g += kLanes)
-              total[m] += load_floats(offset + g) * load_floats(of_x + g);
-            if (whole < groups)
-              total[m] += (Floats)(load_ints(offset + whole) & tail) * load_floats(of_x + whole);
-          }
-          totals[m][r] = total[m];
-        }
+        for (int m = 0; m < kXRows; ++m)
+          totals[m][r] = strip.add_shift(total[m], scales, x_sums + m * padded(strip.groups));
       }
       for (int m = 0; m < kXRows; ++m)
-        for (Index i = 0; i < kStripRows; i += kLanes)
+        for (Index i = 0; i < kMostRows; i += kLanes)
           store_floats(sums[half][m] + i, sums_of_each(totals[m] + i));
     }
     for (int m = 0; m < kXRows; ++m) epilogue.store(m, n0, count, sums[0][m], sums[halves - 1][m]);

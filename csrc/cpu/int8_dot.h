@@ -154,7 +154,7 @@ struct Int8Dot : SlicedX<C> {
   using Params = RowParams<C, kSumsAtOnce / kXRows>;
   static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
-    if (shape.is_narrow) return strips_scratch(p);
+    if (shape.is_narrow) return Strip<C>::size(p);
     return Params<1>::scratch_size(p) + kSumsAtOnce * shape.factors_size;
   }
 

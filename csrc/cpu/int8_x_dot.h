@@ -118,7 +118,7 @@ struct Int8XDot {
   }
 
   static Index scratch_size(const Problem& p, const Operands&) {
-    if (is_by_lane(p)) return strips_scratch(p);
+    if (is_by_lane(p)) return Strip<C>::size(p);
     return RowParams<C, kSumsAtOnce>::scratch_size(p);
   }
 
