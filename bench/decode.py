@@ -91,11 +91,9 @@ def _rows(args, devices: list, plan: step.Plan, update) -> Iterator[reports.Row]
         update(description=f"{name} {kind}: making the weights")
         of, mesh, note = None, None, None
         try:
-            of = make(x)
+            of = step.in_few_arrays(make(x))
             if args.devices > 1:
                 of, mesh = step.cut(of, devices)
-            else:
-                of = step.in_few_arrays(of)
         except _FAILURES as error:
             note = decode_peers.reason(error)
         for batch, context in cells:

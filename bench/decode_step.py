@@ -67,7 +67,7 @@ def random(size: str, kind: str, activations: str = "exact") -> Model:
 
 
 def in_few_arrays(of: Model) -> Model:
-    """As a step takes it, on one device."""
+    """As a step takes it."""
     return of._replace(params=of.params | {"layers": stacks.in_few_arrays(of.params["layers"])})
 
 
@@ -105,11 +105,14 @@ def cut(of: Model, devices: list) -> tuple[Model, Mesh]:
 
 
 def _specs(params):
+    stacked = isinstance(params["layers"], dict)
+
     def spec(path, leaf):
-        (*_, name) = (key.key for key in path if isinstance(key, jax.tree_util.DictKey))
-        if leaf.ndim < 2 or name not in OUTPUTS + INPUTS:
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        layer, name = (None,) if stacked and names[0] == "layers" else (), names[-1]
+        if leaf.ndim < len(layer) + 2 or name not in OUTPUTS + INPUTS:
             return P()
-        return P(AXIS, None) if name in OUTPUTS else P(None, AXIS)
+        return P(*layer, AXIS, None) if name in OUTPUTS else P(*layer, None, AXIS)
 
     return jax.tree.map_with_path(spec, params)
 

@@ -162,14 +162,19 @@ def test_several_sequences_and_tokens_a_call():
     np.testing.assert_array_equal(_tokens(of, 3, 4, None), three)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_over_devices(batch, steps):
+@pytest.fixture
+def two():
     devices = jax.devices("cpu")[:2]
     if len(devices) < 2:
         pytest.skip("one device")
+    return devices
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_over_devices(two, batch, steps):
     of = decode_step.random("tiny", "f32")
-    over, mesh = decode_step.cut(of, devices)
+    over, mesh = decode_step.cut(of, two)
 
     def joined(w, *parts):
         """Of rows in the order of devices, those of each part together."""
@@ -185,3 +190,11 @@ def test_over_devices(batch, steps):
     ]
     alone = of._replace(params=of.params | {"layers": layers})
     np.testing.assert_array_equal(_tokens(over, batch, steps, mesh), _tokens(alone, batch, 1, None))
+
+
+def test_a_stack_over_devices(two):
+    """Layers in few arrays, as a GPU has them, are cut as they are in a list."""
+    of = decode_step.random("tiny", "int4")
+    stacked = of._replace(params=of.params | {"layers": decode_step.stacks.stack(of.params["layers"])})
+    in_list, in_stack = (_tokens(over, 1, 1, mesh) for over, mesh in (decode_step.cut(m, two) for m in (of, stacked)))
+    np.testing.assert_array_equal(in_stack, in_list)
