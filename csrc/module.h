@@ -6,20 +6,25 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kernel.h"
 
 namespace jaxgemv {
 
-// The custom call (call.h). The version is part of its name: an exported program finds the handler
-// that it was made for.
-inline constexpr const char* kTarget = "jaxgemv_gemv_v1";
+// The custom calls: products (call.h), and attention of one token. The version is part of a name: an exported
+// program finds the handler that it was made for.
+inline constexpr const char *kTarget = "jaxgemv_gemv_v1", *kAttend = "jaxgemv_attend_v1";
+
+// A target's name and its handler.
+using Targets = std::vector<std::pair<const char*, void*>>;
 
 inline nanobind::object to_python(std::string_view text) {
   return nanobind::str(text.data(), text.size());
 }
 
-// What a backend is made of, but for its handler: `kernels()` of all there are, and its crossovers.
+// What a backend is made of, but for its handlers: `kernels()` of all there are, and its crossovers.
 //   most_rows   rows of x, up to which kernels are at least as fast as to dequantise and let XLA
 //               multiply
 //   fused_rows  with a norm, rows of x, up to which all parts of a call inside a kernel are faster than
@@ -33,16 +38,16 @@ struct Crossovers {
 
 // All that both modules have for Python, which `_ffi.py` reads.
 template <typename Kernels, typename GetCrossovers>
-void define_backend(nanobind::module_& m, int ffi_api_minor, void* handler, Kernels kernels,
-                    GetCrossovers crossovers) {
+void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targets,
+                    Kernels kernels, GetCrossovers crossovers) {
   namespace nb = nanobind;
   m.attr("FFI_API_MINOR") = ffi_api_minor;
   m.def(
       "registrations",
-      [handler] {
-        nb::dict targets;
-        targets[kTarget] = nb::capsule(handler);
-        return targets;
+      [targets] {
+        nb::dict capsules;
+        for (const auto& [name, handler] : targets) capsules[name] = nb::capsule(handler);
+        return capsules;
       },
       "Target name -> capsule of its handler.");
   m.def(

@@ -74,13 +74,20 @@ def jitted(loop, params, prompt=False):
 def sample(logits, key, temperature, top_p):
     """A token, of logits (vocab,)."""
     if temperature is None:
-        return jnp.argmax(logits)
+        return jax.lax.platform_dependent(logits, cpu=_first_of_most, default=jnp.argmax)
     if top_p is None:
         return jax.random.categorical(key, logits / temperature)
     order = jnp.argsort(-logits)
     likely = jax.nn.softmax(logits[order] / temperature)
     likely = jnp.where(jnp.cumsum(likely) - likely < top_p, likely, 0)
     return order[jax.random.categorical(key, jnp.log(likely))]
+
+
+def _first_of_most(logits):
+    """argmax, for which XLA on a CPU has no vectors."""
+    most = jnp.max(logits)
+    last = logits.size - 1
+    return jnp.min(jnp.where(logits == most, jnp.arange(logits.size), last))
 
 
 class Decoder:

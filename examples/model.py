@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import one_token
 import stacks
 
+from jaxgemv import attention as kernels
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -95,7 +97,10 @@ def attend(q, k, v, positions, window=0, scalar=0.0):
     """
     T, heads, D = q.shape
     kv_heads, S, _ = k.shape
-    # Heads that share keys are rows of one matrix, so that nothing is transposed where T is 1.
+    if T == 1:
+        scale = (scalar or D) ** -0.5
+        return kernels.one_token(q[0], k, v, positions[0], window=window, scale=scale).reshape(1, -1)
+    # Heads that share keys are rows of one matrix.
     q = q.reshape(T, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
     scores = jnp.einsum("kqd,ksd->kqs", q, k, preferred_element_type=jnp.float32) * (scalar or D) ** -0.5
     behind = positions[:, None] - jnp.arange(S)

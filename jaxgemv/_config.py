@@ -9,13 +9,13 @@ import jax.export
 import numpy as np
 
 from jaxgemv import _dispatch
-from jaxgemv._ffi import TARGET, Backend, backends, jaxlib_version
+from jaxgemv._ffi import ATTEND, TARGET, Backend, backends, jaxlib_version
 
 #: Of this package, as pip knows it.
 __version__ = importlib.metadata.version("jaxgemv")
 
-#: What to pass as `disabled_checks` to `jax.export.export`: our custom call keeps its meaning for ever.
-EXPORT_CHECKS = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
+#: What to pass as `disabled_checks` to `jax.export.export`: our custom calls keep their meaning for ever.
+EXPORT_CHECKS = tuple(jax.export.DisabledSafetyCheck.custom_call(target) for target in (TARGET, ATTEND))
 
 
 def show_config() -> None:

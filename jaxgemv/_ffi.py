@@ -19,8 +19,9 @@ from jaxlib.version import __version__ as jaxlib_version
 
 from jaxgemv._operands import FACTS
 
-# The version is part of the name: an exported program finds the handler it was made for, for ever.
-TARGET = "jaxgemv_gemv_v1"
+# Products, and attention of one token. The version is part of a name: an exported program finds the handler it was made
+# for, for ever.
+TARGET, ATTEND = "jaxgemv_gemv_v1", "jaxgemv_attend_v1"
 
 # Extension module and the name XLA registers its platform under ("cuda" in lower case is never found).
 _MODULES = {"cpu": ("jaxgemv._cpu", "cpu"), "cuda": ("jaxgemv._cuda", "CUDA")}

@@ -51,7 +51,7 @@ def test_a_run(run, tmp_path):
         assert r["note"] is None
         assert r["size"] == 128
         assert r["tokens_per_s"] == pytest.approx(r["batch"] * 1e6 / r["us"])
-        assert (r["ours_us"] > 0) == (r["weights"] == "int4")
+        assert r["ours_us"] > 0  # attention, where weights are dense
         assert r["xla_us"] > 0
         assert len(r["rounds_us"]) == 2
         assert r["model"] in output
@@ -196,5 +196,7 @@ def test_a_stack_over_devices(two):
     """Layers in few arrays, as a GPU has them, are cut as they are in a list."""
     of = decode_step.random("tiny", "int4")
     stacked = of._replace(params=of.params | {"layers": decode_step.stacks.stack(of.params["layers"])})
-    in_list, in_stack = (_tokens(over, 1, 1, mesh) for over, mesh in (decode_step.cut(m, two) for m in (of, stacked)))
+    in_list, in_stack = (
+        _tokens(over, 1, 1, mesh) for over, mesh in (decode_step.cut(m, two) for m in (of, stacked))
+    )
     np.testing.assert_array_equal(in_stack, in_list)

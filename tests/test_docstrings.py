@@ -17,6 +17,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = {
     "jaxgemv": None,
     "jaxgemv.reference": None,
+    "jaxgemv.attention": None,
     "jaxgemv.codebooks": None,
     "jaxgemv.formats": "safetensors",
     "jaxgemv.flax.linen": "flax",

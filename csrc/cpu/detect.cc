@@ -61,10 +61,6 @@ std::vector<Kernel> kernels_of(const Isa& isa) {
   return kernels;
 }
 
-Kernels ragged_of(const Isa& isa) {
-  return isa.base == nullptr ? isa.ragged : ragged_of(*isa.base);
-}
-
 // Narrower vectors have smaller blocks. A group that is not whole blocks in the instruction set in
 // use may be in a lesser one, which is then faster: AVX2 for groups of 16, say.
 std::vector<Kernel> with_lesser(std::span<const Isa* const> isas) {
@@ -72,7 +68,7 @@ std::vector<Kernel> with_lesser(std::span<const Isa* const> isas) {
   for (const Isa* lesser : isas.subspan(1))
     for (const Kernel& kernel : lesser->own)
       if (kernel.info.transposed) kernels.push_back(kernel);
-  const Kernels ragged = ragged_of(*isas.front());
+  const Kernels& ragged = isas.front()->with_vectors().ragged;
   kernels.insert(kernels.end(), ragged.begin(), ragged.end());
   return kernels;
 }

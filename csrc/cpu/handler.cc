@@ -12,32 +12,20 @@
 #include "choose.h"
 #include "detect.h"
 #include "job.h"
-
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#define JAXGEMV_TSAN(call) call
-#else
-#define JAXGEMV_TSAN(call)
-#endif
+#include "task.h"
 
 namespace jaxgemv::cpu {
 namespace {
 
-// A worker's share of a job, as XLA's threads take it. They are not instrumented: ThreadSanitizer
-// has to be told that what comes before Schedule comes before the task.
-class Task {
+// A worker's share of a job.
+class Share {
  public:
-  Task(Job* job, Index worker) : job_(job), worker_(worker) { job->share(); }
-  Task(Task&& other) : job_(std::exchange(other.job_, nullptr)), worker_(other.worker_) {
-    JAXGEMV_TSAN(__tsan_release(this));
-  }
-  ~Task() {
+  Share(Job* job, Index worker) : job_(job), worker_(worker) { job->share(); }
+  Share(Share&& other) : job_(std::exchange(other.job_, nullptr)), worker_(other.worker_) {}
+  ~Share() {
     if (job_ != nullptr) job_->release();
   }
-  void operator()() {
-    JAXGEMV_TSAN(__tsan_acquire(this));
-    job_->work(worker_);
-  }
+  void operator()() const { job_->work(worker_); }
 
  private:
   Job* job_;
@@ -82,10 +70,11 @@ std::vector<Call> shares_of(const Call& call) {
 }
 
 void run(Job* job, ffi::ThreadPool& pool) {
-  const Task own(job, 0);
+  const Share own(job, 0);
   job->release();
   try {
-    for (Index worker = 1; worker < job->workers(); ++worker) pool.Schedule(Task(job, worker));
+    for (Index worker = 1; worker < job->workers(); ++worker)
+      pool.Schedule(Task(Share(job, worker)));
   } catch (const std::bad_alloc&) {
     // Those that have been woken, and this one, do the work of all.
   }

@@ -5,6 +5,7 @@ struct XLA_FFI_Error;
 struct XLA_FFI_CallFrame;
 
 extern "C" XLA_FFI_Error* jaxgemv_gemv_v1(XLA_FFI_CallFrame* call_frame);
+extern "C" XLA_FFI_Error* jaxgemv_attend_v1(XLA_FFI_CallFrame* call_frame);
 
 namespace jaxgemv::cpu {
 

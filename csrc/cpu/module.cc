@@ -34,7 +34,9 @@ nb::list isas() {
 }  // namespace
 
 NB_MODULE(_cpu, m) {
-  define_backend(m, kFfiApiMinor, reinterpret_cast<void*>(&jaxgemv_gemv_v1), &kernels,
+  const Targets targets = {{kTarget, reinterpret_cast<void*>(&jaxgemv_gemv_v1)},
+                           {kAttend, reinterpret_cast<void*>(&jaxgemv_attend_v1)}};
+  define_backend(m, kFfiApiMinor, targets, &kernels,
                  [] { return crossovers_of(current_table().isa->name); });
   m.def("isa", [] { return current_table().isa->name; }, "The instruction set in use.");
   m.def("isas", &isas, "Instruction sets that this processor supports, best first.");

@@ -44,6 +44,16 @@ struct Kernels {
   const Kernel* end() const { return rows + count; }
 };
 
+// Attention of one token: queries (heads, width), keys and values (kv_heads, size, width), of which it sees
+// positions [first, end). `out` is as q is.
+struct Attention {
+  Dtype dtype;  // a wide one, of all arrays
+  Index heads, kv_heads, size, width, first, end;
+  float scale;  // of scores
+  const void *q, *k, *v;
+  void* out;
+};
+
 // An instruction set: the same kernels, compiled for one kind of processor. What its instructions do
 // nothing for comes from another one that has the same vectors.
 struct Isa {
@@ -51,6 +61,12 @@ struct Isa {
   Kernels own;
   Kernels ragged;  // transposed ones for groups that are not whole blocks
   const Isa* base = nullptr;
+
+  // Of its own where there is no base: of a key-value head, with memory for so many floats.
+  void (*attend)(const Attention&, Index kv_head, float* scratch) = nullptr;
+  Index (*attention_scratch)(const Attention&) = nullptr;
+
+  const Isa& with_vectors() const { return base == nullptr ? *this : base->with_vectors(); }
 };
 
 extern const Isa kAmx, kAvx512Bf16, kAvx512Vbmi, kAvx512, kAvxVnni, kAvx2, kPortable;

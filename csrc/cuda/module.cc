@@ -18,7 +18,8 @@ NB_MODULE(_cuda, m) {
     for (const cuda::Kernel& kernel : cuda::table()) rows.push_back(kernel.info);
     return rows;
   };
-  jaxgemv::define_backend(m, cuda::ffi_api_minor(), cuda::gemv_handler(), kernels, [] {
+  const jaxgemv::Targets targets = {{jaxgemv::kTarget, cuda::gemv_handler()}};
+  jaxgemv::define_backend(m, cuda::ffi_api_minor(), targets, kernels, [] {
     return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows,
                                cuda::kGlobalScaleRows, cuda::kMostRows};
   });

@@ -13,6 +13,7 @@
 //   bf16_panel.h  the same of bfloat16 x, where its products are faster
 //   amx_int8.h, amx_bf16.h   from two rows on, where there is AMX
 //   transposed.h  the transposed product
+// and by itself attention.h, attention of one token.
 //
 // An instruction set's vectors are Floats and Ints of kLanes lanes, and
 //   load_words(from), load_words(from, count): kLanes words, or zeros behind the first `count`;
@@ -32,6 +33,7 @@
 // kTileRows rows of x times kTileVectors vectors of weights are in registers at once, in panel.h.
 #pragma once
 
+#include "../attention.h"
 #include "../f32_dot.h"
 #include "../f32_panel.h"
 #include "../int8_dot.h"
@@ -182,7 +184,12 @@ constexpr Rows make_rows(Add&& add) {
     make_rows([](Rows& rows) { add_transposed_rows(rows, /*is_ragged=*/true); });
 
 constexpr Isa make_isa(const char* name) {
-  return {name, {kVectorRows.rows, kVectorRows.count}, {kRaggedRows.rows, kRaggedRows.count}};
+  return {name,
+          {kVectorRows.rows, kVectorRows.count},
+          {kRaggedRows.rows, kRaggedRows.count},
+          nullptr,
+          &attend,
+          &attention_scratch};
 }
 
 // With the vectors of another one, and these rows in place of its own or besides.
