@@ -94,7 +94,12 @@ print(sorted(after - before - set(sys.stdlib_module_names)))
 
 def test_public_names():
     """What the README documents; anything else would be a promise made by accident."""
-    public = {name for name in vars(jaxgemv) if not name.startswith("_")} - {"attention", "flax", "formats", "qwix"}
+    public = {name for name in vars(jaxgemv) if not name.startswith("_")} - {
+        "attention",
+        "flax",
+        "formats",
+        "qwix",
+    }
     functions = {f"gemv_int{bits}" for bits in range(1, 9)} | {
         "gemv",
         "quantize",

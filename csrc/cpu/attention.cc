@@ -14,8 +14,8 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Keys and values that each of several threads has to have. (Two cores of an Intel Xeon: docs/cpu-notes.md,
-// "Attention of one token".)
+// Keys and values that each of several threads has to have. Not tuned: some times what a product's have
+// (schedule.h).
 constexpr Index kBytesOfThread = 512 << 10;
 
 // Arrays (..., heads, width), twice (..., kv_heads, size, width), and a position for each of "...".
