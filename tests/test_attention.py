@@ -63,6 +63,20 @@ def test_kernel(rng, isa, shape, dtype):
         assert_close(y, expected(q, k, v, position), dtype)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", RTOL)
+def test_on_a_gpu(rng, dtype):
+    """Plain JAX, whatever kernels there are."""
+    q, k, v = arrays(rng, 16, 4, 256, 64, dtype)
+    with on("cuda"):
+        attend = jax.jit(attention.one_token)
+        assert ATTEND not in attend.lower(q, k, v, 0).as_text()
+        for position in (0, 130, 255):
+            wanted = expected(q, k, v, position)  # of products whose float32 may be rounded to TF32
+            found = np.asarray(attend(q, k, v, position), np.float64)
+            np.testing.assert_allclose(found, wanted, atol=1.5e-2 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("window", [1, 5, 40, 1000])
 def test_window(rng, has_kernel, window):
     q, k, v = arrays(rng, 6, 2, 64, 48)
