@@ -102,36 +102,34 @@ class Work {
   std::atomic<Index> next_ = 0;
 };
 
-ffi::Future done_with(const ffi::Error& error) {
-  ffi::Promise promise;
-  error.success() ? promise.SetAvailable() : promise.SetError(error);
-  return ffi::Future(promise);
+ffi::Future start(const AttentionCall& call, Index threads, ffi::ThreadPool& pool) {
+  const Attention& a = call.first;
+  const Index bytes = 2 * call.tasks() * a.size * a.width * size_of(a.dtype);
+  const Index workers =
+      std::min(call.tasks(), std::clamp<Index>(bytes / kBytesOfThread, 1, threads));
+  ffi::CountDownPromise done(call.tasks());
+  ffi::Future future(done);
+  const auto work =
+      std::make_shared<Work>(call, current_table().isa->with_vectors(), workers, std::move(done));
+  try {
+    for (Index i = 1; i < workers; ++i) pool.Schedule(Task([work, i] { work->run(i); }));
+  } catch (const std::bad_alloc&) {
+    // Those that have been woken, and this one, do the work of all.
+  }
+  work->run(0);
+  return future;
 }
 
 ffi::Future attention(ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::AnyBuffer position,
                       ffi::Result<ffi::AnyBuffer> out, int64_t window, float scale,
                       ffi::ThreadPool pool) {
-  const auto call = AttentionCall::from(q, k, v, position, *out, window, scale);
-  if (!call.has_value()) return done_with(call.error());
-  if (out->element_count() == 0) return done_with(ffi::Error::Success());
-  const Index bytes = 2 * static_cast<Index>(k.size_bytes());
-  const Index threads = std::max<Index>(1, pool.num_threads());
-  const Index workers =
-      std::min(call->tasks(), std::clamp<Index>(bytes / kBytesOfThread, 1, threads));
   try {
-    ffi::CountDownPromise done(call->tasks());
-    ffi::Future future(done);
-    const auto work = std::make_shared<Work>(*call, current_table().isa->with_vectors(), workers,
-                                             std::move(done));
-    try {
-      for (Index i = 1; i < workers; ++i) pool.Schedule(Task([work, i] { work->run(i); }));
-    } catch (const std::bad_alloc&) {
-      // Those that have been woken, and this one, do the work of all.
-    }
-    work->run(0);
-    return future;
+    const auto call = AttentionCall::from(q, k, v, position, *out, window, scale);
+    if (!call.has_value()) return finished(call.error());
+    if (out->element_count() == 0) return finished(ffi::Error::Success());
+    return start(*call, std::max<Index>(1, pool.num_threads()), pool);
   } catch (const std::bad_alloc&) {
-    return done_with(ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory"));
+    return finished(ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory"));
   }
 }
 

@@ -44,7 +44,7 @@ struct OneHead {
       for (int j = 0; j < kCount; ++j) {
         const float score = sum_of(sum[j]);
         weights[(query + j) * stride + s] = score;
-        most[j] = score < most[j] ? most[j] : score;  // keeps NaN
+        most[j] = score > most[j] ? score : most[j];
       }
     }
   }

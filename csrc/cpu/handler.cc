@@ -32,15 +32,6 @@ class Share {
   Index worker_;
 };
 
-ffi::Future finished(const ffi::Error& error) {
-  ffi::Promise promise;
-  if (error.success())
-    promise.SetAvailable();
-  else
-    promise.SetError(error);
-  return ffi::Future(promise);
-}
-
 const Kernel* choose_kernel(const Table& table, const Call& call, bool must_take_any_x) {
   const char* only = trace().only;
   return choose(std::span<const Kernel>(table.kernels), std::span<const Crossover>(kCrossovers),

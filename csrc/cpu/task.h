@@ -1,8 +1,9 @@
-// What XLA's threads are given. They are not instrumented: ThreadSanitizer has to be told that what comes
-// before Schedule comes before the task.
+// What handlers give to XLA: tasks for its threads, and the answer of a call that has none.
 #pragma once
 
 #include <utility>
+
+#include "xla/ffi/api/ffi.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -13,6 +14,8 @@
 
 namespace jaxgemv::cpu {
 
+// XLA's threads are not instrumented: ThreadSanitizer has to be told that what comes before Schedule comes
+// before the task.
 template <typename F>
 class Task {
  public:
@@ -26,5 +29,14 @@ class Task {
  private:
   F f_;
 };
+
+inline xla::ffi::Future finished(const xla::ffi::Error& error) {
+  xla::ffi::Promise promise;
+  if (error.success())
+    promise.SetAvailable();
+  else
+    promise.SetError(error);
+  return xla::ffi::Future(promise);
+}
 
 }  // namespace jaxgemv::cpu
