@@ -4,7 +4,8 @@
 #include <atomic>
 #include <memory>
 #include <new>
-#include <vector>
+#include <string>
+#include <utility>
 
 #include "../decode.h"
 #include "detect.h"
@@ -82,14 +83,14 @@ class Work {
     Attention most = call.first;
     most.first = 0, most.end = most.size;
     size_ = isa.attention_scratch(most);
-    scratch_.resize(static_cast<size_t>(size_ * workers));
+    scratch_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(size_ * workers));
   }
 
   void run(Index worker) {
     Index finished = 0;
     for (Index task; (task = next_.fetch_add(1)) < call_.tasks(); ++finished)
       isa_.attend(call_.slice(task / call_.first.kv_heads), task % call_.first.kv_heads,
-                  scratch_.data() + worker * size_);
+                  scratch_.get() + worker * size_);
     if (finished > 0) done_.CountDown(finished);
   }
 
@@ -97,7 +98,7 @@ class Work {
   const AttentionCall call_;
   const Isa& isa_;
   ffi::CountDownPromise done_;
-  std::vector<float> scratch_;
+  std::unique_ptr<float[]> scratch_;
   Index size_;
   std::atomic<Index> next_ = 0;
 };
