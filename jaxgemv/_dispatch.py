@@ -117,7 +117,8 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
     if not rounds(platform, o, s):
         return backend.most_rows
     n, k, x = o.packed.shape[-2], o.x.shape[-1], str(s.x_dtype or o.x.dtype)
-    return max(backend.most_rows, backend.rounded_rows(_capability(), n, k, s.bits, x))
+    rounded = backend.rounded_rows(_capability(), n, k, s.group or k, format_of(o), s.bits, x)
+    return max(backend.most_rows, rounded)
 
 
 # Of float32 x, which a GPU multiplies in TF32 then.
@@ -127,8 +128,7 @@ _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 def rounds(platform: str, o: Operands, s: Static) -> bool:
     """Whether a kernel may round each weight to x's dtype, as the matmul in its place would."""
     wide = (s.x_dtype or o.x.dtype) == np.float32
-    affine = format_of(o) == "affine" and s.k is None
-    return platform == "cuda" and o.many and affine and (not wide or s.precision in _TF32)
+    return platform == "cuda" and o.many and s.k is None and (not wide or s.precision in _TF32)
 
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:

@@ -56,8 +56,8 @@ class Backend(NamedTuple):
     global_scale_rows: int = 0
     # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0
-    # (compute capability, N, K, bits, dtype of x) -> most_rows where weights may be rounded to it.
-    rounded_rows: Callable[[int, int, int, int, str], int] = lambda *_: 0
+    # (compute capability, N, K, group, format, bits, dtype of x) -> most_rows where weights may be rounded to it.
+    rounded_rows: Callable[[int, int, int, int, str, int, str], int] = lambda *_: 0
     # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.
     dequantizes: Callable[[int, str], bool] = lambda *_: False
     # () -> of CUDA, those of the driver and of the build: 12040 is 12.4.

@@ -273,6 +273,7 @@ MUST_TAKE_FLOATS = {
     "mma_any": without_shifts(mma_any),
     "wgmma_tma": without_shifts(wgmma_tma),
     "wgmma_any": without_shifts(wgmma_any),
+    "gemm": without_shifts(gemm),
     "direct": direct_floats,
     "f32_dot": f32_dot,
     "f32_panel": float_panel,

@@ -110,7 +110,7 @@ def test_transposed(transposed_kernel, exact):
             check(y, exact, answer, magnitude, case.n)
 
 
-FOR_MANY = "amx_bf16", "wgmma_any", "wgmma_tma"  # rows
+FOR_MANY = {"amx_bf16": 12, "wgmma_any": 12, "wgmma_tma": 12, "gemm": 65}  # rows
 
 FLOAT8_ROWS = by_name(
     k
@@ -122,7 +122,7 @@ FLOAT8_ROWS = by_name(
 @FLOAT8_ROWS
 def test_every_float8(kernel):
     """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
-    rows = 12 if kernel.name in FOR_MANY else 2
+    rows = FOR_MANY.get(kernel.name, 2)
     codes = np.zeros(
         (256, 64 if kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma") else 67), np.uint8
     )
@@ -143,7 +143,7 @@ def test_every_float8(kernel):
 @by_name(k for k in kernels(transposed=False, formats=["codebook"]) if k.bits == 4 and k.x == "bfloat16")
 def test_special_values(kernel):
     """Of one-byte scales e8m0's least ones (2^-127 is 0 to XLA's threads) and NaN; infinite ones stay so on CPUs."""
-    rows = 12 if kernel.name in FOR_MANY else 2
+    rows = FOR_MANY.get(kernel.name, 2)
     book = np.asarray([1, 2] * 8, np.float32)
     for scale, expected in (
         (np.array([1, 255, 254], np.uint8).view("float8_e8m0fnu"), [2.0**-119, np.nan, np.inf]),

@@ -77,17 +77,21 @@ constexpr bool is_large_for_two_columns(const Problem& problem) {
 }
 
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
-// made, and 0 where it is never. Below a number of weights it takes as long as for more; widths other
-// than 2, 3 and 4 take longer; and XLA's product does where N or K is odd. "More rows than kernels take".
-constexpr Index gemm_rows(Index N, Index K, int bits, Dtype x) {
-  const bool is_large = N * K >= Index{1} << 25, is_fast = bits >= 2 && bits <= 4;
-  if (N * K < Index{15} << 20) return 0;
-  if (x == Dtype::kF32 || N % 8 != 0 || K % 8 != 0) return 512;
+// made, and 0 where it is never. Below a number of weights it takes as long as for more; and longer for
+// widths other than 2, 3, 4 and float8, for tables and for groups of 16; and XLA's product does for
+// float32, or where N or K is odd. "More rows than kernels take".
+constexpr Index gemm_rows(const Problem& problem) {
+  const Index codes = problem.N * problem.K;
+  const bool is_wide = problem.x == Dtype::kF32, is_table = problem.format == Format::kCodebook;
+  if (codes < Index{is_wide ? 8 : 15} << 20 || (is_table && problem.bits != 4)) return 0;
+  if (is_wide || problem.N % 8 != 0 || problem.K % 8 != 0) return is_table ? 256 : 512;
+  const bool is_large = codes >= Index{1} << 25;
+  if (problem.group % 32 != 0 && problem.group < problem.K) return is_large ? 128 : 0;
+  const bool is_fast = (problem.bits >= 2 && problem.bits <= 4) ||
+                       problem.format == Format::kE4M3 || problem.format == Format::kE5M2;
   return is_large && is_fast ? 256 : is_large || is_fast ? 128 : 0;
 }
-constexpr bool is_for_gemm(const Problem& problem) {
-  return problem.M <= gemm_rows(problem.N, problem.K, problem.bits, problem.x);
-}
+constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_rows(problem); }
 
 // Whether `dequantize` is faster than XLA's loop, which takes as long to write float32, and is part of
 // the product for small matrices. "More rows than kernels take".
@@ -157,9 +161,9 @@ inline constexpr Crossover kCrossovers[] = {
 // A global scale alone is inside for as many rows as stream has an epilogue for: outside it is a kernel of XLA's.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
 
-// The same where weights may be rounded, on GPUs of compute capability `major`.
-constexpr Index most_rounded_rows(int major, Index N, Index K, int bits, Dtype x) {
-  return std::max(kMostRows, major == 9 ? gemm_rows(N, K, bits, x) : 0);
+// The same where weights may be rounded, on GPUs of compute capability `major`; whatever M is.
+constexpr Index most_rounded_rows(int major, const Problem& problem) {
+  return std::max(kMostRows, major == 9 ? gemm_rows(problem) : 0);
 }
 
 }  // namespace jaxgemv::cuda

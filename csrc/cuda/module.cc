@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "choose.h"
@@ -29,11 +31,17 @@ NB_MODULE(_cuda, m) {
   };
   m.def(
       "rounded_rows",
-      [=](int major, int64_t n, int64_t k, int bits, std::string_view x) {
-        return cuda::most_rounded_rows(major, n, k, bits, dtype_of(x));
+      [=](int major, int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
+          std::string_view x) {
+        const auto& names = jaxgemv::kFormatNames;
+        const auto at = std::find(std::begin(names), std::end(names), format) - names;
+        jaxgemv::Problem problem{};
+        problem.N = n, problem.K = k, problem.group = group, problem.bits = bits;
+        problem.format = static_cast<jaxgemv::Format>(at), problem.x = dtype_of(x);
+        return cuda::most_rounded_rows(major, problem);
       },
-      nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("bits"),
-      nanobind::arg("x"),
+      nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("group"),
+      nanobind::arg("format"), nanobind::arg("bits"), nanobind::arg("x"),
       "most_rows of crossovers() where weights (n, k) may be rounded to x's dtype, on GPUs of "
       "compute capability `major`.x.");
   m.def(

@@ -16,21 +16,13 @@ constexpr int kWarps = 8;
 // Of a lane, where there are many. Those of a CTA are neighbours.
 constexpr int kMostRows = 4;
 
-// Weights of T that are 16 bytes.
-template <typename T>
-inline constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+constexpr int kPiece = 8;  // weights of 16 bits in 16 bytes
 
 // 16 bytes at once, each weight rounded once.
 template <typename T>
-__device__ __forceinline__ void store(T* to, const float (&v)[kPiece<T>]) {
-  uint4 piece;
-  if constexpr (sizeof(T) == 4)
-    piece = {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-             __float_as_uint(v[3])};
-  else
-    piece = {rounded_pair<T>(v[0], v[1]), rounded_pair<T>(v[2], v[3]), rounded_pair<T>(v[4], v[5]),
-             rounded_pair<T>(v[6], v[7])};
-  *reinterpret_cast<uint4*>(to) = piece;
+__device__ __forceinline__ void store(T* to, const float (&v)[kPiece]) {
+  *reinterpret_cast<uint4*>(to) = {rounded_pair<T>(v[0], v[1]), rounded_pair<T>(v[2], v[3]),
+                                   rounded_pair<T>(v[4], v[5]), rounded_pair<T>(v[6], v[7])};
 }
 
 // kCodes consecutive codes of a row, from a multiple of kCodes on.
@@ -69,7 +61,7 @@ template <Format kFormat, int kBits, typename T, int kRows, bool kPlain>
 __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 3)
     weights(const __grid_constant__ Params p) {
   using C = Codes<kFormat, kBits, float>;
-  constexpr int kCodes = kPiece<T>;
+  constexpr int kCodes = kPiece;
   const WeightSource& w = p.weights;
   const unsigned columns = (p.width / kCodes + 31u) / 32;
   const int n = static_cast<int>(blockIdx.x / columns) * (kWarps * kRows) + threadIdx.x / 32;

@@ -14,7 +14,7 @@ using Run = cudaError_t (*)(const Problem&, const Operands&, const Device&, cuda
 template <Format kFormat, int kBits, typename T>
 cudaError_t run_one(const Problem& problem, const Operands& operands, const Device& device,
                     cudaStream_t stream) {
-  constexpr Index kCodes = kPiece<T>;
+  constexpr Index kCodes = kPiece;
   const Index width = problem.y_width();
   if (!is_aligned(operands.packed, 4)) return cudaErrorMisalignedAddress;
   if (width % kCodes != 0 || !is_aligned(operands.y, 16) || width > INT_MAX / 2 ||
@@ -32,7 +32,7 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
       problem.K < kGroupedK && (problem.group % kOctet == 0 || has_one_group(problem, operands));
   const Index columns = ceil_div(width, 32 * kCodes);
   // Of others, which are rare, a warp has one row: these kernels are large.
-  constexpr bool kIsOften = sizeof(T) == 2 && (kFormat != Format::kCodebook || kBits == 4);
+  constexpr bool kIsOften = kFormat != Format::kCodebook || kBits == 4;
   constexpr int kMany = kIsOften ? kMostRows : 1;
   const bool many =
       kIsOften && plain && ceil_div(problem.N, kWarps * kMany) * columns >= 2 * device.sms;
@@ -45,11 +45,10 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
 }
 
-// By dtype of the weights.
+// By dtype of the weights: of 16 bits, since XLA's loop writes float32 as fast.
 template <Format kFormat, int kBits>
 inline constexpr Run kRuns[] = {run_one<kFormat, kBits, __half>,
-                                run_one<kFormat, kBits, __nv_bfloat16>,
-                                run_one<kFormat, kBits, float>};
+                                run_one<kFormat, kBits, __nv_bfloat16>};
 
 // By width.
 template <Format kFormat, size_t... kWidths>
@@ -61,6 +60,7 @@ constexpr auto of_widths(std::index_sequence<kWidths...>) {
 
 cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                 cudaStream_t stream) {
+  if (problem.y != Dtype::kF16 && problem.y != Dtype::kBF16) return cudaErrorNotSupported;
   constexpr std::make_index_sequence<8> kWidths;
   static constexpr auto kAffine = of_widths<Format::kAffine>(kWidths),
                         kCodebook = of_widths<Format::kCodebook>(kWidths);

@@ -2,8 +2,8 @@
 // or rounded to TF32.
 //
 // A block is of 32 k and all columns of a CTA, granule by granule, in which a column has 16 bytes.
-// Lane t of the products has an octet of codes; register p of its 16-bit operand has codes p and
-// p + 4, so granule p is x at those of t = 0 .. 3; of TF32 granules 2 p and 2 p + 1.
+// Lane t of the products has an octet of codes; register p of its 16-bit operand has two of them, so
+// granule p is x at those of t = 0 .. 3; of TF32 granules 2 p and 2 p + 1.
 #pragma once
 
 #include "products.cuh"
@@ -13,19 +13,20 @@ namespace jaxgemv::cuda::gemm {
 constexpr int kRowsOfImage = 8, kBlocksOfImage = 8;  // of x, and blocks, of a CTA that makes it
 
 // How it lies: rows_m rows of x after another, block by block, `blocks` of them.
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 __global__ void make_image(const Params params, uint8_t* image, int blocks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   let_second_begin();
-  constexpr int kGranules = Shape<kBits, X>::kGranules;
+  using C = Numbers<kFormat, kBits>;
+  constexpr int kGranules = Shape<kFormat, kBits, X>::kGranules;
   const int t = threadIdx.x % 4, M = params.M;
   const int block =
       static_cast<int>(blockIdx.y) * kBlocksOfImage + threadIdx.x / (4 * kRowsOfImage);
   const int m = static_cast<int>(blockIdx.x) * kRowsOfImage + threadIdx.x / 4 % kRowsOfImage;
   if (block >= blocks || m >= M) return;
   const int m0 = m / params.rows_m * params.rows_m, columns = min(params.rows_m, M - m0);
-  const int octet = runs_of<Octet<kBits>>(params.groups.slots) ? 4 * t + block % kBlocks
-                                                               : block % kBlocks * 4 + t;
+  const int octet =
+      runs_of<C>(params.groups.slots) ? 4 * t + block % kBlocks : block % kBlocks * 4 + t;
   const Index first_row = Index{blockIdx.z} * M;
   float v[8];
   load_octet_of_x(params.x, first_row + m, block / kBlocks * kQuadK + 8 * octet, v);
@@ -34,10 +35,12 @@ __global__ void make_image(const Params params, uint8_t* image, int blocks) {
 #pragma unroll
   for (int p = 0; p < 4; ++p)
     if constexpr (kGranules == 8) {
-      to[((2 * p) * columns + m - m0) * 4 + t] = to_tf32(v[p]);
-      to[((2 * p + 1) * columns + m - m0) * 4 + t] = to_tf32(v[p + 4]);
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        to[((2 * p + e) * columns + m - m0) * 4 + t] = to_tf32(v[C::code(p, e)]);
     } else {
-      const auto low = static_cast<X>(v[p]), high = static_cast<X>(v[p + 4]);  // as it was
+      const auto low = static_cast<X>(v[C::code(p, 0)]),  // as it was
+          high = static_cast<X>(v[C::code(p, 1)]);
       to[(p * columns + m - m0) * 4 + t] =
           reinterpret_cast<const uint16_t&>(low) | reinterpret_cast<const uint16_t&>(high) << 16;
     }

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int1() { return kGemmRows<1>; }
+Rows gemm_int1() { return kGemmRows<Format::kAffine, 1>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int2() { return kGemmRows<2>; }
+Rows gemm_int2() { return kGemmRows<Format::kAffine, 2>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int3() { return kGemmRows<3>; }
+Rows gemm_int3() { return kGemmRows<Format::kAffine, 3>; }
 
 }  // namespace jaxgemv::cuda

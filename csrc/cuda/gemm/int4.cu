@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int4() { return kGemmRows<4>; }
+Rows gemm_int4() { return kGemmRows<Format::kAffine, 4>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int5() { return kGemmRows<5>; }
+Rows gemm_int5() { return kGemmRows<Format::kAffine, 5>; }
 
 }  // namespace jaxgemv::cuda

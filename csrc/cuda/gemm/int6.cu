@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int6() { return kGemmRows<6>; }
+Rows gemm_int6() { return kGemmRows<Format::kAffine, 6>; }
 
 }  // namespace jaxgemv::cuda

@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int7() { return kGemmRows<7>; }
+Rows gemm_int7() { return kGemmRows<Format::kAffine, 7>; }
 
 }  // namespace jaxgemv::cuda

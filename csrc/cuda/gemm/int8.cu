@@ -4,6 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int8() { return kGemmRows<8>; }
+Rows gemm_int8() { return kGemmRows<Format::kAffine, 8>; }
 
 }  // namespace jaxgemv::cuda

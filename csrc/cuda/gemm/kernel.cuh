@@ -35,13 +35,13 @@ __device__ __forceinline__ void bring_x(const Params& params, const Share& own, 
 
 #endif
 
-template <int kBits, typename X>
-__global__ void __launch_bounds__(Shape<kBits, X>::threads(Shape<kBits, X>::kMostGroups), 1)
-    gemv_gemm(const Params params) {
+template <Format kFormat, int kBits, typename X, typename S = Shape<kFormat, kBits, X>>
+__global__ void __launch_bounds__(S::threads(S::kMostGroups), 1) gemv_gemm(const Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Shape<kBits, X>;
+  using C = typename S::C;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t barriers[2 * S::kXStages];
+  __shared__ float table[C::kEntries > 0 ? C::kEntries : 1];
   const uint32_t full = shared_address(barriers), empty = full + 8 * S::kXStages;
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
@@ -56,6 +56,8 @@ __global__ void __launch_bounds__(Shape<kBits, X>::threads(Shape<kBits, X>::kMos
       init_barrier(full + 8 * i, 1), init_barrier(empty + 8 * i, params.across);
     fence_barrier_init();
   }
+  if constexpr (C::kEntries > 0)
+    if (own.s >= 0) C::make_table(params.codebook, own.s, table);
   __syncthreads();
   if (warp >= params.across) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(Shape<kBits, X>::threads(Shape<kBits, X>::kMos
     return;
   }
   setmaxnreg_inc<S::kRegisters>();
-  Sums<kBits, X> sums;
+  Sums<kFormat, kBits, X> sums(table);
   if (own.first_unit < own.last_unit) {
     uint8_t* const ring = shared + warp * ring_bytes;
     Weights<S> weights(params, own.s, own.cluster / params.m_tiles, warp, 0, own.first_unit,
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(Shape<kBits, X>::threads(Shape<kBits, X>::kMos
         }
         const int block = j % S::kStageBlocks;
         if (block == 0) wait(full_here, parity);
-        sums.template add<kWhole && Octet<kBits>::kRuns>(
+        sums.template add<kWhole && C::kRuns>(
             rows, words, j, x_here + block * S::kGranules * own.columns, own.columns);
         if (block + 1 < S::kStageBlocks) continue;
         sums.finish();

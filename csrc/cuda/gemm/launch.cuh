@@ -8,15 +8,16 @@
 
 namespace jaxgemv::cuda {
 
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 class Gemm {
-  using S = gemm::Shape<kBits, X>;
-  static constexpr auto kKernel = gemm::gemv_gemm<kBits, X>;
+  using S = gemm::Shape<kFormat, kBits, X>;
+  static constexpr auto kKernel = gemm::gemv_gemm<kFormat, kBits, X>;
 
  public:
   static constexpr KernelInfo kInfo{
-      "gemm",      Format::kAffine, kBits,
-      kDtypeOf<X>, S::kColumns,     kProductOperands | OperandSet::of(Operand::kOneByteScale)};
+      "gemm",      kFormat,
+      kBits,       kDtypeOf<X>,
+      S::kColumns, with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
@@ -40,7 +41,7 @@ class Gemm {
                        static_cast<unsigned>(problem.batch)},
                       4 * gemm::kRowsOfImage * gemm::kBlocksOfImage};
     const cudaError_t status =
-        launch_kernel(gemm::make_image<kBits, X>, shape, device, stream, p, image, blocks);
+        launch_kernel(gemm::make_image<kFormat, kBits, X>, shape, device, stream, p, image, blocks);
     if (status != cudaSuccess) return status;
     shape = {{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
               static_cast<unsigned>(problem.batch)},
@@ -86,8 +87,9 @@ class Gemm {
   }
 };
 
-template <int kBits>
-inline constexpr Kernel kGemmRows[] = {
-    row<Gemm<kBits, __half>>(), row<Gemm<kBits, __nv_bfloat16>>(), row<Gemm<kBits, float>>()};
+template <Format kFormat, int kBits>
+inline constexpr Kernel kGemmRows[] = {row<Gemm<kFormat, kBits, __half>>(),
+                                       row<Gemm<kFormat, kBits, __nv_bfloat16>>(),
+                                       row<Gemm<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/hopper.cuh"
-#include "../mma_any/weights.cuh"
+#include "numbers.cuh"
 
 namespace jaxgemv::cuda::gemm {
 
@@ -13,9 +13,10 @@ using namespace mma_any;
 constexpr int kBlockK = 32, kBlocks = kQuadK / kBlockK;
 
 // X: of x and of the rounded weights; float is TF32.
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
   using R = typename Shape::Ring;
+  using C = Numbers<kFormat, kBits>;
   static constexpr bool kWide = sizeof(X) == 4;
   static constexpr int kColumns = 128;   // rows of x
   static constexpr int kMostGroups = 4;  // of four warps, 64 rows of the weights each
@@ -44,19 +45,21 @@ __device__ __forceinline__ uint32_t to_tf32(float v) {
 }
 
 // The sums of a warp, rows g and g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 class Sums {
-  using S = Shape<kBits, X>;
-  using C = Octet<kBits>;
+  using S = Shape<kFormat, kBits, X>;
+  using C = typename S::C;
 
  public:
   float y[S::kColumns / 2] = {};
+
+  __device__ __forceinline__ explicit Sums(const float* table) : table_(table) {}
 
   // The terms of weights for all blocks until the next call.
   __device__ __forceinline__ void set(const Terms& terms) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      shift_[h] = terms.c[h];
+      shift_[h] = C::kHasShift ? terms.c[h] : 0;
 #pragma unroll
       for (int p = 0; p < 4; ++p) scale_[h][p] = terms.f[h] * (C::kWorth * C::worth(p));
     }
@@ -74,9 +77,9 @@ class Sums {
     constexpr int kParts = S::kWide ? 2 : 1;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      uint32_t q[2][4];
+      C q[2];
       load_octets<C>(rows, words, j, kRuns,
-                     [&](int h, uint32_t low, uint32_t high) { C::pairs(low, high, q[h]); });
+                     [&](int h, uint32_t low, uint32_t high) { q[h].set(low, high); });
       wgmma_wait<S::kWide ? 0 : 1>();  // TF32 has no registers for more
       uint32_t a[2][4];
 #pragma unroll
@@ -86,9 +89,9 @@ class Sums {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const int p = S::kWide ? 2 * part + step : 2 * step + i;
-            const __half2 pair = reinterpret_cast<const __half2&>(q[h][p]);
-            const float w[2] = {fmaf(scale_[h][p], __low2float(pair), shift_[h]),
-                                fmaf(scale_[h][p], __high2float(pair), shift_[h])};
+            const float2 pair = q[h].pair(p, table_);
+            const float w[2] = {fmaf(scale_[h][p], pair.x, shift_[h]),
+                                fmaf(scale_[h][p], pair.y, shift_[h])};
             a[step][2 * i + h] = S::kWide ? to_tf32(w[i]) : rounded_pair<X>(w[0], w[1]);
           }
       // Before any of the products: else ptxas lets them wait for one another.
@@ -109,6 +112,7 @@ class Sums {
   }
 
  private:
+  const float* const table_;
   float scale_[2][4], shift_[2];
 };
 

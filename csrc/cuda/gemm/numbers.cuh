@@ -1,0 +1,77 @@
+// Octets of weights as float32, before their scale: exact, so that a weight is rounded once.
+#pragma once
+
+#include "../common/formats.cuh"
+#include "../mma_any/weights.cuh"
+
+namespace jaxgemv::cuda::gemm {
+
+// As Decoder has it, but
+//   kEntries       of a table, floats in shared memory
+//   set(..)        to an octet
+//   pair(p, ..)    its codes code(p, 0) and code(p, 1)
+template <Format kFormat, int kBits>
+class Numbers : public Decoder<kFormat, kBits> {
+  using Base = Decoder<kFormat, kBits>;
+
+ public:
+  static constexpr int kEntries = 0;
+  __device__ __forceinline__ Numbers() : Base(nullptr) {}
+  __device__ __forceinline__ void set(uint32_t low, uint32_t high) {
+    Base::decode(low, high, 0, pairs_);
+  }
+  __device__ __forceinline__ float2 pair(int p, const float*) const {
+    return __half22float2(reinterpret_cast<const __half2&>(pairs_[p]));
+  }
+
+ private:
+  uint32_t pairs_[4];
+};
+
+// Two words are fewer registers than four pairs.
+template <Format kFormat>
+  requires(kFormat == Format::kE4M3 || kFormat == Format::kE5M2)
+class Numbers<kFormat, 8> : public Decoder<kFormat, 8> {
+ public:
+  static constexpr int kEntries = 0;
+  __device__ __forceinline__ Numbers() : Decoder<kFormat, 8>(nullptr) {}
+  __device__ __forceinline__ void set(uint32_t low, uint32_t high) { low_ = low, high_ = high; }
+  __device__ __forceinline__ float2 pair(int p, const float*) const {
+    const uint32_t both = pair_of_float8<kFormat>((p < 2 ? low_ : high_) >> (p % 2 * 16));
+    return __half22float2(reinterpret_cast<const __half2&>(both));
+  }
+
+ private:
+  uint32_t low_, high_;
+};
+
+// Entries for each lane in a bank of its own.
+template <>
+class Numbers<Format::kCodebook, 4> : public Octet<4> {
+ public:
+  static constexpr int kEntries = 16 * 32;
+  static constexpr bool kHasShift = false;
+  static constexpr float kWorth = 1;
+  static __device__ constexpr float worth(int) { return 1; }
+  static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
+
+  // By all threads of a CTA, which then have to wait for each other.
+  static __device__ __forceinline__ void make_table(const Param& from, Index s, float* to) {
+    for (int i = threadIdx.x; i < kEntries; i += blockDim.x) to[i] = cuda::load(from, s, i / 32, 0);
+  }
+
+  __device__ __forceinline__ void set(uint32_t low, uint32_t) { codes_ = low; }
+  __device__ __forceinline__ float2 pair(int p, const float* table) const {
+    const auto entry = [&](int i) {
+      const uint32_t at = i < 2 ? codes_ << (7 - 4 * i) : codes_ >> (4 * i - 7);  // of 128 bytes
+      return *reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(table) +
+                                             ((at & 0x780) | threadIdx.x % 32 * 4));
+    };
+    return {entry(code(p, 0)), entry(code(p, 1))};
+  }
+
+ private:
+  uint32_t codes_;
+};
+
+}  // namespace jaxgemv::cuda::gemm
