@@ -71,9 +71,12 @@ constexpr bool has_long_rows(const Problem& problem) {
 
 // wgmma_tma makes an image of x first, and then reads faster than wgmma and stream do.
 constexpr bool is_large(const Problem& problem) { return problem.N * problem.K >= Index{48} << 20; }
-// Others have an image too, or read the weights twice.
-constexpr bool is_large_for_two_columns(const Problem& problem) {
+// Others have an image too, or read the weights twice; or are wgmma.
+constexpr bool is_quite_large(const Problem& problem) {
   return problem.N * problem.K >= Index{24} << 20;
+}
+constexpr bool is_quite_large_with_one_group(const Problem& problem) {
+  return is_quite_large(problem) && problem.group >= problem.K;
 }
 
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
@@ -119,8 +122,11 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kNorm},
     {"direct", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kEpilogue},
     // Against stream, wgmma and wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 4, 9, 64, kAnyRows, is_large_for_two_columns, kNorm},
+    {"wgmma_tma", 4, 9, 64, kAnyRows, is_quite_large, kNorm},
     {"wgmma_tma", 4, 9, 64, kAnyRows, is_large},
+    // Against wgmma: "What the L2 keeps".
+    {"wgmma_tma", 4, 17, 64, kAnyRows, is_quite_large},
+    {"wgmma_tma", 8, 17, 64, kAnyRows, is_quite_large_with_one_group},
     // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
     {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
@@ -138,7 +144,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma and mma_any: "Small matrices".
     {"direct", 0, 1, 64, 5 << 20, has_integers_and_few_columns},
     // Against wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 0, 9, 64, kAnyRows, is_large_for_two_columns},
+    {"wgmma_tma", 0, 9, 64, kAnyRows, is_quite_large},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".

@@ -51,13 +51,22 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// A box of a tensor map of three dimensions, that begins at (x, y, z), the fastest first; tells the barrier.
+// A hint for what is read once, as weights are: of all that the L2 has it goes first, and code, scales and
+// x stay there for the next kernel. Not for cp.async, of which ptxas 13.0 loses it: docs/cuda-notes.md,
+// "What the L2 keeps".
+__device__ __forceinline__ uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// A box of a tensor map of three dimensions, that begins at (x, y, z), the fastest first, and is read once;
+// tells the barrier.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y, int z,
                                          uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(read_once())
       : "memory");
 }
 // A barrier of `threads` threads of the CTA, apart from __syncthreads().

@@ -30,6 +30,18 @@ struct Image {
   }
 };
 
+// Eight elements of rows that are aligned, as they come; zeros past the end, where an octet ends too.
+struct RawOctet {
+  uint4 raw[2] = {};
+
+  __device__ __forceinline__ void ask(const void* rows, Dtype dtype, Index at, bool inside) {
+    if (!inside) return;
+    const char* const from = static_cast<const char*>(rows) + at * size_of(dtype);
+    raw[0] = load16(from);
+    if (dtype == Dtype::kF32) raw[1] = load16(from + 16);
+  }
+};
+
 // Whether lane t of four has octets 4 t to 4 t + 3 of a quad, 16 bytes of 4-bit codes, or t, t + 4 ..
 template <int kBits>
 inline constexpr bool kHasRuns = kBits == 4;
@@ -47,17 +59,18 @@ __global__ void __launch_bounds__(kMostImageThreads)
   const int m = blockIdx.x, tile = m / params.rows_m,
             column = (m - tile * params.rows_m) * params.parts;
   const int s = max(stack_entry(params.index, params.stack, blockIdx.y), 0);
-  const XSource norm{NormValues(params.x.norm, s, 0).data,
-                     params.x.norm.dtype,
-                     params.x.K,
-                     params.norm_aligned,
-                     {}};
+  const NormValues norm(params.x.norm, s, 0);
   float v[8], squares = 0, total = 0;
   const auto load_octet = [&](int octet) {
-    load_octet_of_x(params.x, Index{blockIdx.y} * params.M + m, octet * 8, v);
+    const bool inside = octet * 8 < params.x.K;
+    RawOctet x, factors;  // both are on their way before one is looked at
+    x.ask(params.x.data, params.x.dtype,
+          (Index{blockIdx.y} * params.M + m) * params.x.K + octet * 8, inside);
+    if (norm.data != nullptr) factors.ask(norm.data, norm.dtype, octet * 8, inside);
+    get_octet(x.raw, params.x.dtype, v);
     if (norm.data == nullptr) return;
     float by[8];
-    load_octet_of_x(norm, 0, octet * 8, by);
+    get_octet(factors.raw, norm.dtype, by);
 #pragma unroll
     for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= by[i];
   };

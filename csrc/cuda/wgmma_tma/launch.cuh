@@ -28,6 +28,10 @@ class WgmmaTmaOfWidth {
     if (problem.K * kBits % 128 != 0 || !is_aligned(operands.packed, 16) ||
         operands.packed_stack_stride % 16 != 0)
       return false;
+    const Param& norm = operands.norm;
+    if (!is_aligned(operands.x, 16) || !is_aligned(norm.data, 16) ||
+        norm.stack_stride * size_of(norm.dtype) % 16 != 0)
+      return false;
     return with_variant(problem, operands, [&](auto variant) {
       return has_hopper_code(variant.kKernel, device) &&
              variant.plan(problem, operands, device).across > 0;
