@@ -21,7 +21,7 @@ FLOATS = pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])
 
 @pytest.fixture(params=["xla", pytest.param("cuda", marks=pytest.mark.cuda)])
 def elsewhere(request, monkeypatch):
-    """Programs as for a platform that is no CPU, all by XLA; or on a GPU with weights by our kernel, of 16 bits. What is
+    """Programs as for a platform that is no CPU, all by XLA; or on a GPU with weights of 16 bits by our kernel. What is
     given to gemv for that. None of these may be kept for other tests, nor theirs for these."""
     product = _many_rows.product
     jax.clear_caches()
