@@ -114,7 +114,6 @@ def weight_arrays() -> dict:
         ("the rows of Wq do not hold K codes", {}, (1, 6, 128), {}),
         ("N and K must be at least 1", {}, (1, 6, 64), {"k": 0}),
         ("x must have the N of Wq", {}, (1, 5, 64), {}),
-        ("no CUDA kernel for this call", {}, (1, 6, 61), {}),  # rows that are not whole 16 bytes
         ("no cuda kernel for gradients takes bias", {"bias": array(1, 6)}, (1, 6, 64), {}),
         ("a batch of x needs an index", {}, (2, 6, 64), {}),
     ],
@@ -127,6 +126,14 @@ def test_without_x_refused(text, changes, y, attributes):
         )
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize(("dtype", "width"), [("float16", 61), ("float32", 64)])
+def test_without_x_has_no_kernel(dtype, width):
+    """For rows that are not whole 16 bytes, and for float32, which XLA's own loop writes as fast."""
+    with on("cuda"), pytest.raises(jax.errors.JaxRuntimeError, match="jaxgemv: no CUDA kernel for this call"):
+        jax.block_until_ready(call_without_x(weight_arrays(), ((1, 6, width), np.dtype(dtype))))
+
+
 def test_without_x_on_a_cpu():
     with on("cpu"), pytest.raises(jax.errors.JaxRuntimeError, match="jaxgemv: needs x"):
         jax.block_until_ready(call_without_x(weight_arrays(), ((1, 6, 64), np.dtype(np.float32))))
@@ -134,7 +141,7 @@ def test_without_x_on_a_cpu():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_without_x(bits, dtype, rng):
     """The weights of each entry that an index names, as the reference has them, with zeros behind; NaN for no entry."""
     for n, k, group, form in (
@@ -159,7 +166,7 @@ def test_without_x(bits, dtype, rng):
         expected = np.asarray(weights(**w, bits=bits, group=group, k=k))[[2, 0]]
         # An offset is added by an FMA, and not after rounding.
         error = np.abs(np.asarray(y[:2, :, :k], np.float64) - expected)
-        few = 2.0 ** {"float16": -10, "bfloat16": -7, "float32": -22}[dtype]
+        few = 2.0 ** {"float16": -10, "bfloat16": -7}[dtype]
         assert (error <= few * np.abs(expected) + 2.0**-22 * (1 << bits)).all()
         assert not np.any(y[:2, :, k:])
         assert np.isnan(np.asarray(y[2, :, :k], np.float32)).all()
