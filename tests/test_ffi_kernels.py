@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import FLOATS, assert_ran, by_name, kernels, on
+from kernels import assert_ran, by_name, kernels, on
 from test_ffi import array
 
 from jaxgemv import _ffi as ffi
