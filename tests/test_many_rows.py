@@ -182,11 +182,21 @@ def test_rounding_kernel(monkeypatch):
     assert rounds(64) == [(False, True)]
     assert rounds(129) == rounds(257, n=1 << 14) == rounds(513, x="float32") == rounds(n=7679) == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
-    table = spec(16, dtype="float32")
-    codebook = QuantizedTensor(
-        packed=spec(8192, 256, dtype="uint32"), scale=spec(8192), codebook=table, bits=4
+
+    def coded(bits=4, groups=64):
+        table, scale = spec(1 << bits, dtype="float32"), spec(8192, groups)
+        packed = spec(8192, 64 * bits, dtype="uint32")
+        return QuantizedTensor(packed=packed, scale=scale, codebook=table, bits=bits)
+
+    float8 = QuantizedTensor(packed=spec(8192, 2048, dtype="float8_e4m3fn"), scale=spec(8192))
+    assert (
+        rounds(128, w=coded())
+        == rounds(256, x="float32", w=coded())
+        == rounds(128, w=float8)
+        == [(True, True)]
     )
-    assert rounds(w=codebook) == []
+    assert rounds(129, w=coded()) == rounds(257, x="float32", w=coded()) == rounds(129, w=float8) == []
+    assert rounds(w=coded(groups=128)) == rounds(w=coded(bits=8)) == []
     for precision, expected in ("tensorfloat32", [(True, True)]), ("highest", []), ("BF16_BF16_F32_X3", []):
         with jax.default_matmul_precision(precision):
             assert rounds(x="float32") == expected
