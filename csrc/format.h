@@ -20,6 +20,10 @@ namespace jaxgemv {
 // float8 of those bits.
 enum class Format : uint8_t { kAffine, kCodebook, kE4M3, kE5M2 };
 
+constexpr bool is_float8(Format format) {
+  return format == Format::kE4M3 || format == Format::kE5M2;
+}
+
 inline constexpr const char* kFormatNames[] = {"affine", "codebook", "float8_e4m3fn",
                                                "float8_e5m2"};
 

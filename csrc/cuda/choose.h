@@ -90,8 +90,7 @@ constexpr Index gemm_rows(const Problem& problem) {
   if (is_wide || problem.N % 8 != 0 || problem.K % 8 != 0) return is_table ? 256 : 512;
   const bool is_large = codes >= Index{1} << 25;
   if (problem.group % 32 != 0 && problem.group < problem.K) return is_large ? 128 : 0;
-  const bool is_fast = (problem.bits >= 2 && problem.bits <= 4) ||
-                       problem.format == Format::kE4M3 || problem.format == Format::kE5M2;
+  const bool is_fast = (problem.bits >= 2 && problem.bits <= 4) || is_float8(problem.format);
   return is_large && is_fast ? 256 : is_large || is_fast ? 128 : 0;
 }
 constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_rows(problem); }

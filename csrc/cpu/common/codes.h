@@ -92,7 +92,7 @@ struct Codes<Format::kCodebook, kBits, XKind::kFloats> : FloatCodes<Format::kCod
 
 // at(from): codes that are neighbours in memory, in units of kUnit.
 template <Format kFloat8>
-  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+  requires(is_float8(kFloat8))
 struct Codes<kFloat8, 8, XKind::kFloats> : FloatCodes<kFloat8, 8> {
   using FloatCodes<kFloat8, 8>::FloatCodes;
   static constexpr bool kLookup = false;
@@ -238,7 +238,7 @@ struct Codes<Format::kCodebook, kBits, XKind::kPairs> : BookPairs<kBits, kBits <
 
 // Infinite ones would be multiplied with zeros where groups end within a chunk of codes.
 template <Format kFloat8>
-  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+  requires(is_float8(kFloat8))
 struct Codes<kFloat8, 8, XKind::kPairs> : Float8Pairs<kFloat8> {
   using Float8Pairs<kFloat8>::Float8Pairs;
   static constexpr PairOrder<8> kOrder{};
@@ -272,7 +272,7 @@ struct Codes<Format::kCodebook, kBits, XKind::kTileFloats> : BookPairs<kBits, 5>
   static bool suits(const Problem& p, const Operands& o) { return Base::all(p, o, Base::is_fine); }
 };
 template <Format kFloat8>
-  requires(kFloat8 == Format::kE4M3 || kFloat8 == Format::kE5M2)
+  requires(is_float8(kFloat8))
 struct Codes<kFloat8, 8, XKind::kTileFloats> : Float8Pairs<kFloat8> {
   using Float8Pairs<kFloat8>::Float8Pairs;
   static constexpr int kSteps = 2;

@@ -7,6 +7,19 @@
 
 namespace jaxgemv::cuda {
 
+// Eight elements of x or of norm as they come, of rows that are aligned to 16 bytes; zeros where not `inside`.
+struct RawOctet {
+  uint4 raw[2] = {};
+
+  __device__ __forceinline__ void ask(const void* rows, Dtype dtype, Index at = 0,
+                                      bool inside = true) {
+    if (!inside) return;
+    const char* const from = static_cast<const char*>(rows) + at * size_of(dtype);
+    raw[0] = load16(from);
+    if (dtype == Dtype::kF32) raw[1] = load16(from + 16);
+  }
+};
+
 // The values of norm for entry s of the stack, from k on; without norm all are one.
 struct NormValues {
   const char* data;

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     for (int u = begin; u < last; u += deep) {  // once at least
       const int first = L::first_octet(u, count);
       XOctet<X> octets[L::kOctets][kTilesM];
-      NormOctet norms[kNormed ? L::kOctets : 1];
+      RawOctet norms[kNormed ? L::kOctets : 1];
 #pragma unroll
       for (int i = 0; i < L::kOctets; ++i) {
         const int octet = first + L::kStep * i;
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c)
           if (c * kTileM + g < rows) octets[i][c].ask(x + c * kTileM * Index{params.K} + octet * 8);
-        if constexpr (kNormed) norms[i].ask(norm, octet * 8);
+        if constexpr (kNormed)
+          norms[i].ask(norm.data + octet * 8 * size_of(norm.dtype), norm.dtype);
       }
       weights.ask(first, count);
 

@@ -47,7 +47,7 @@ struct Pairs<Format::kAffine, kBits, Element> : PlainPairs {
 
 // Float8 is exact in both, and of fp16 there is a conversion.
 template <Format kFormat, typename Element>
-  requires(kFormat == Format::kE4M3 || kFormat == Format::kE5M2)
+  requires(is_float8(kFormat))
 struct Pairs<kFormat, 8, Element> : PlainPairs {
   static constexpr bool kHasShift = false;
   static __device__ __forceinline__ float unit() { return 1; }

@@ -66,17 +66,6 @@ struct XOctet<float> {
   }
 };
 
-// An octet of norm, for all rows of x.
-struct NormOctet {
-  uint4 raw[2] = {};
-
-  __device__ __forceinline__ void ask(const NormValues& norm, int k) {
-    const char* const from = norm.data + k * size_of(norm.dtype);
-    raw[0] = load16(from);
-    if (norm.dtype == Dtype::kF32) raw[1] = load16(from + 16);
-  }
-};
-
 // With a norm x * norm is taken as float32 x is; but of two bfloat16 as what a multiplier rounds and
 // what that leaves, both bfloat16 and exact.
 enum class Norm { kNone, kAny, kShort };
@@ -95,7 +84,7 @@ class Operand {
  public:
   static constexpr int kParts = kNorm == Norm::kShort ? 2 : Source::kParts;
 
-  __device__ __forceinline__ void make(const XOctet<X>& x, const NormOctet& norm, Dtype norm_dtype,
+  __device__ __forceinline__ void make(const XOctet<X>& x, const RawOctet& norm, Dtype norm_dtype,
                                        float (&sum)[4], float (&squares)[4]) {
     if constexpr (kNorm == Norm::kShort) {
       uint32_t xs[1][2][2], norms[1][2][2];

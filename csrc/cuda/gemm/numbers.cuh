@@ -30,7 +30,7 @@ class Numbers : public Decoder<kFormat, kBits> {
 
 // Two words are fewer registers than four pairs.
 template <Format kFormat>
-  requires(kFormat == Format::kE4M3 || kFormat == Format::kE5M2)
+  requires(is_float8(kFormat))
 class Numbers<kFormat, 8> : public Decoder<kFormat, 8> {
  public:
   static constexpr int kEntries = 0;

@@ -28,7 +28,6 @@ struct Params {
   Windows windows;             // of scales
   bool aligned;                // every row of the weights, to 16 bytes
   bool plain;                  // no activation, no residual, no global scale
-  bool norm_aligned;           // as x
   Output output;
   float eps;
 

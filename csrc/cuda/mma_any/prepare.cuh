@@ -84,8 +84,6 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   p.width = static_cast<int>(problem.y_width()), p.log_rows = is_gated(problem.activation) ? 3 : 4;
   p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr &&
             operands.global_scale.data == nullptr;
-  if (const Param& norm = operands.norm; norm.data != nullptr)
-    p.norm_aligned = is_aligned(norm.data, 16) && norm.stack_stride * size_of(norm.dtype) % 16 == 0;
   p.row_bytes = static_cast<int>(row_bytes(problem.K, bits));
   p.parts = parts, p.rows_m = std::min(p.M, most / p.parts);
   p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;

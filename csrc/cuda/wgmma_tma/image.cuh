@@ -30,18 +30,6 @@ struct Image {
   }
 };
 
-// Eight elements of rows that are aligned, as they come; zeros past the end, where an octet ends too.
-struct RawOctet {
-  uint4 raw[2] = {};
-
-  __device__ __forceinline__ void ask(const void* rows, Dtype dtype, Index at, bool inside) {
-    if (!inside) return;
-    const char* const from = static_cast<const char*>(rows) + at * size_of(dtype);
-    raw[0] = load16(from);
-    if (dtype == Dtype::kF32) raw[1] = load16(from + 16);
-  }
-};
-
 // Whether lane t of four has octets 4 t to 4 t + 3 of a quad, 16 bytes of 4-bit codes, or t, t + 4 ..
 template <int kBits>
 inline constexpr bool kHasRuns = kBits == 4;
