@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxgemv import _around
-from jaxgemv._check import FLOAT8, ONE_BYTE
+from jaxgemv._check import FLOAT8, FLOATS, ONE_BYTE
 from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
 
@@ -127,8 +127,10 @@ _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 
 def rounds(platform: str, o: Operands, s: Static) -> bool:
     """Whether a kernel may round each weight to x's dtype, as the matmul in its place would."""
-    wide = (s.x_dtype or o.x.dtype) == np.float32
-    return platform == "cuda" and o.many and s.k is None and (not wide or s.precision in _TF32)
+    x = s.x_dtype or o.x.dtype
+    if not o.many or s.k is not None or x not in FLOATS:
+        return False
+    return x != np.float32 or (platform == "cuda" and s.precision in _TF32)
 
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:

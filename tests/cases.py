@@ -166,6 +166,17 @@ def amx_bf16(bits: int) -> list[Case]:
     ]
 
 
+def amx_panel(bits: int) -> list[Case]:
+    """Rows from 192 codes on, any group. A step has 32 codes, a panel 128, and 8 row blocks share x of a panel."""
+    return [
+        Case(1, 40, 192, 7, "zero", bias=True),
+        Case(9, 33, 1111, 33, "fraction", bytes=True),  # the last step is not whole
+        Case(17, 75, 640, 16, "offset", scale="float32"),
+        Case(33, 300, 1056, 128, "integer"),
+        Case(64, 16, 512, "tensor", "mid", scale="float16"),
+    ]
+
+
 def bf16_panel(bits: int) -> list[Case]:
     """Groups of 32 codes and more. 8 rows are multiplied at once, 128 codes summed, 512 rows share a panel."""
     return [
@@ -262,6 +273,7 @@ MUST_TAKE = {
     "f32_panel": anything,
     "amx_int8": amx_int8,
     "amx_bf16": amx_bf16,
+    "amx_panel": amx_panel,
     "bf16_panel": bf16_panel,
     "bf16_dot": bf16_dot,
     "": reference,
@@ -280,6 +292,7 @@ MUST_TAKE_FLOATS = {
     "bf16_panel": float_pairs,
     "bf16_dot": bf16_dot_floats,
     "amx_bf16": amx_floats,
+    "amx_panel": without_shifts(amx_panel),
 }
 MUST_TAKE_TRANSPOSED = {
     ("cuda", "transposed"): transposed_whole,

@@ -123,9 +123,8 @@ FLOAT8_ROWS = by_name(
 def test_every_float8(kernel):
     """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
     rows = FOR_MANY.get(kernel.name, 2)
-    codes = np.zeros(
-        (256, 64 if kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma") else 67), np.uint8
-    )
+    whole = kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma")
+    codes = np.zeros((256, 64 if whole else 195 if kernel.name == "amx_panel" else 67), np.uint8)
     codes[:, 5] = np.arange(256)
     x = np.zeros((rows, codes.shape[1]), jnp.dtype(kernel.x))
     x[:, 5] = 1
@@ -140,7 +139,11 @@ def test_every_float8(kernel):
     np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
 
 
-@by_name(k for k in kernels(transposed=False, formats=["codebook"]) if k.bits == 4 and k.x == "bfloat16")
+@by_name(
+    k
+    for k in kernels(transposed=False, formats=["codebook"])
+    if k.bits == 4 and k.x == "bfloat16" and k.name != "amx_panel"  # which leaves these to others
+)
 def test_special_values(kernel):
     """Of one-byte scales e8m0's least ones (2^-127 is 0 to XLA's threads) and NaN; infinite ones stay so on CPUs."""
     rows = FOR_MANY.get(kernel.name, 2)

@@ -24,7 +24,7 @@ constexpr int parts_of(Dtype x) { return x == Dtype::kBF16 ? 1 : 2; }
 template <typename C>
 struct AmxBf16 {
   static constexpr const char* kName = "amx_bf16";
-  static constexpr int kRows = kAllRows;
+  static constexpr int kRows = kSharingRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts.without(OperandSet::of(Operand::kNorm));
   static constexpr bool takes(Dtype x) { return x == Dtype::kF16 || x == Dtype::kBF16; }

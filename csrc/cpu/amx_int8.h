@@ -22,7 +22,7 @@ constexpr int kTileAhead = 128;
 template <typename C>
 struct AmxInt8 : TileSlicedX<C> {
   static constexpr const char* kName = "amx_int8";
-  static constexpr int kRows = kAllRows;
+  static constexpr int kRows = kSharingRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts;
   static constexpr bool takes(Dtype x) { return is_wide(x); }

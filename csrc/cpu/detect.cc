@@ -37,7 +37,7 @@ std::vector<const Isa*> supported_isas() {
                           __builtin_cpu_supports("avx512vnni");
   const bool has_vbmi = has_avx2 && has_avx512 && __builtin_cpu_supports("avx512vbmi");
   const bool has_bf16 = has_vbmi && __builtin_cpu_supports("avx512bf16");
-  if (has_vbmi && may_use_tiles()) found.push_back(&kAmx);
+  if (has_bf16 && may_use_tiles()) found.push_back(&kAmx);
   if (has_bf16) found.push_back(&kAvx512Bf16);
   if (has_vbmi) found.push_back(&kAvx512Vbmi);
   if (has_avx2 && has_avx512) found.push_back(&kAvx512);

@@ -51,6 +51,28 @@ inline void for_each_stripe(Index m0, Index m1, F&& f) {
   for (Index m = m0; m < m1; m += kStripe) f(m, min_of(m + kStripe, m1));
 }
 
+// put(words, chunk, lane), of kChunkCodes of codes k0 .. k0 + kPanelCodes of kRowBlock rows, and of kLanes rows from
+// `lane` on; with anything behind K.
+template <int kBits, typename Put>
+inline void unpack_panel(const Problem& p, const uint8_t* const* rows, Index k0, Put&& put) {
+  constexpr int kWords = kPanelCodes / kChunkCodes * kBits;
+  const Index first = k0 / kChunkCodes * kBits, left = row_bytes(p.K, kBits) / 4 - first;
+  for (int lane = 0; lane < kRowBlock; lane += kLanes, rows += kLanes) {
+    Ints word[ceil_div(kWords, kLanes) * kLanes + 1];
+    for (int w = 0; w < kWords; w += kLanes) {
+      Ints square[kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        const uint8_t* from = rows[j] + (first + w) * 4;
+        square[j] = left - w >= kLanes ? load_words(from) : load_words(from, max_of(0, left - w));
+      }
+      transpose(square);
+      for (int j = 0; j < kLanes; ++j) word[w + j] = square[j];
+    }
+    for (int chunk = 0; chunk < kPanelCodes / kChunkCodes; ++chunk)
+      put(word + chunk * kBits, chunk, lane);
+  }
+}
+
 // Where a panel's x is: from a row to the next, and from a panel; in floats.
 struct XRows {
   const float* at;
@@ -92,26 +114,6 @@ struct Panel {
 
   static Index scratch_size(const Problem& p, const Operands&) { return Scratch(p, nullptr).size; }
 
-  // s.panel <- weights k0 .. k0 + kPanelCodes of kRowBlock rows, with anything behind K.
-  static void unpack(const C& codes, const Problem& p, const uint8_t* const* rows, Index k0,
-                     const Scratch& s) {
-    const Index first = k0 / kChunkCodes * kBits, left = row_bytes(p.K, kBits) / 4 - first;
-    for (int lane = 0; lane < kRowBlock; lane += kLanes, rows += kLanes) {
-      Ints word[ceil_div(kWords, kLanes) * kLanes + 1];
-      for (int w = 0; w < kWords; w += kLanes) {
-        Ints square[kLanes];
-        for (int j = 0; j < kLanes; ++j) {
-          const uint8_t* from = rows[j] + (first + w) * 4;
-          square[j] = left - w >= kLanes ? load_words(from) : load_words(from, max_of(0, left - w));
-        }
-        transpose(square);
-        for (int j = 0; j < kLanes; ++j) word[w + j] = square[j];
-      }
-      for (int chunk = 0; chunk < kPanelCodes / kChunkCodes; ++chunk)
-        Form::unpack_chunk(codes, word + chunk * kBits, s, k0, chunk, lane);
-    }
-  }
-
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,
                   Index begin, Index end, float* scratch) {
     const Scratch s(p, scratch);
@@ -141,7 +143,9 @@ struct Panel {
         constexpr Index kPanelBytes = kRowBlock * kWords * 4;
         const uint8_t* ahead = block.next(rows, k0 / kPanelCodes * kPanelBytes, bytes);
         for (Index line = 0; line < kPanelBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-        unpack(codes, p, rows, k0, s);
+        unpack_panel<kBits>(p, rows, k0, [&](const Ints* words, int chunk, int lane) {
+          Form::unpack_chunk(codes, words, s, k0, chunk, lane);
+        });
         Form::multiply(p, s, k0, m0, m1, next_x);
       }
       for (Index m = m0; m < m1; ++m) {

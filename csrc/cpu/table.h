@@ -89,9 +89,7 @@ constexpr int kMostExponent = 100;
 // decoded at once; and so many rows of x share that, whose sums fit into the nearest cache.
 constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
 constexpr int kMaxTileCodes = 2048;
-// KernelInfo::rows of a kernel that reads the weights once for all.
-constexpr int kAllRows = 1 << 30;
-// Of a panel, whose sums stay in the second-level cache.
+// KernelInfo::rows of kernels for many rows, and of a panel, whose sums stay in the second-level cache.
 constexpr int kSharingRows = 512;
 
 }  // namespace jaxgemv::cpu

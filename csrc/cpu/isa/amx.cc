@@ -1,8 +1,9 @@
-// AVX-512 with AMX.
+// AVX-512 with BF16 and AMX.
 #include "amx.h"
 
 #include "../amx_bf16.h"
 #include "../amx_int8.h"
+#include "../amx_panel.h"
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
@@ -12,6 +13,8 @@ constexpr Rows kAmxRows = make_rows([](Rows& rows) {
   rows.add<AmxBf16, XKind::kTileFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
            Format::kE5M2>();
   rows.add<AmxInt8, XKind::kTileSlices, Format::kAffine>();
+  rows.add<AmxPanel, XKind::kFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
+           Format::kE5M2>();
 });
 
 }  // namespace

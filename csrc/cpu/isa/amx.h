@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../table.h"
-#include "avx512.h"
+#include "avx512bf16.h"
 
 // gcc 12 does not know that tiles are loaded from memory, and would put off the stores before.
 #define JAXGEMV_STORED __asm__ volatile("" ::: "memory")
@@ -13,20 +13,22 @@ namespace {
 
 constexpr int kTileHeight = 16, kTileBytes = 64, kTileWords = 32;
 
-// Tiles 0 to 3 are sums, 4 and 5 are x, 6 and 7 weights. `columns`: of x and the sums.
-inline void start_tiles(int columns) {
+// Tiles 0 to 3 are sums, 4 and 5 are x: so many rows of so many bytes. 6 and 7 are weights, and whole.
+inline void start_tiles(int rows, int bytes) {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
   } config;
   for (int tile = 0; tile < 8; ++tile) {
-    config.rows[tile] = kTileHeight;
-    config.row_bytes[tile] = static_cast<uint16_t>(tile < 6 ? 4 * columns : 64);
+    config.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : kTileHeight);
+    config.row_bytes[tile] = static_cast<uint16_t>(tile < 6 ? bytes : kTileBytes);
   }
   JAXGEMV_STORED;
   _tile_loadconfig(&config);
 }
+// Where a column of the product is a row of x.
+inline void start_tiles(int columns) { start_tiles(kTileHeight, 4 * columns); }
 
 // kRowBlock rows of a tile's bytes, in two halves, each row so many bytes after the one before.
 struct TileRows {
@@ -117,6 +119,66 @@ inline void multiply_tiles(const uint16_t* weights, const uint16_t* x0, const ui
   _tile_stored(1, sums + 1 * kTileHeight * kLanes, 64);
   _tile_stored(2, sums + 2 * kTileHeight * kLanes, 64);
   _tile_stored(3, sums + 3 * kTileHeight * kLanes, 64);
+}
+
+// Weights as bfloat16, in pairs: to[lane] <- halves `first` and `second`, and to[apart + lane] what they have
+// lost, if that is to be kept. kMayBeInfinite: such a weight has lost nothing.
+template <bool kMayBeInfinite>
+inline void store_pairs(Floats first, Floats second, bool keeps_rest, float* to, int64_t apart) {
+  alignas(64) static constexpr uint16_t kJoined[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto joined = [](Floats low, Floats high) {
+    const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    return (Ints)_mm512_maskz_permutexvar_epi16(~0u, _mm512_load_si512(kJoined), apart);
+  };
+  const auto rest = [](Floats value, Floats kept) {
+    const Floats lost = value - kept;
+    return kMayBeInfinite ? (Floats)((Ints)lost & (value != kept)) : lost;
+  };
+  const Ints pairs = joined(first, second);
+  _mm512_storeu_si512(to, (__m512i)pairs);
+  if (!keeps_rest) return;
+  const Ints upper = pairs & static_cast<int32_t>(0xffff0000);
+  const Ints lost = joined(rest(first, (Floats)(pairs << 16)), rest(second, (Floats)upper));
+  _mm512_storeu_si512(to + apart, (__m512i)lost);
+}
+
+// acc[row][lane of kRowBlock] += x_i[step][row][word] * weights[step][part][half of kRowBlock][word][lane], rows of
+// a tile of x, and of the next one behind it if there is a pair of them.
+inline void add_tiles(const float* weights, int64_t steps, int parts, const float* x0,
+                      const float* x1, int rows, bool is_pair, float* acc) {
+  constexpr int64_t kTile = kTileHeight * kLanes, kStride = kRowBlock * sizeof(float);
+  const int64_t size = rows * kLanes;
+  float* next = acc + rows * kRowBlock;
+  JAXGEMV_STORED;
+  _tile_loadd(0, acc, kStride);
+  _tile_loadd(1, acc + kLanes, kStride);
+  if (is_pair) {
+    _tile_loadd(2, next, kStride);
+    _tile_loadd(3, next + kLanes, kStride);
+  }
+  for (int64_t i = 0; i < steps; ++i, x0 += size, x1 += size) {
+    _tile_loadd(4, x0, kTileBytes);
+    if (is_pair) _tile_loadd(5, x1, kTileBytes);
+    for (int part = 0; part < parts; ++part, weights += 2 * kTile) {
+      _tile_loadd(6, weights, kTileBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, weights + kTile, kTileBytes);
+      _tile_dpbf16ps(1, 4, 7);
+      if (is_pair) {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+  }
+  _tile_stored(0, acc, kStride);
+  _tile_stored(1, acc + kLanes, kStride);
+  if (is_pair) {
+    _tile_stored(2, next, kStride);
+    _tile_stored(3, next + kLanes, kStride);
+  }
+  JAXGEMV_STORED;
 }
 
 }  // namespace
