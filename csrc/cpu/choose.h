@@ -27,8 +27,12 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_panel", 0, 65, kAnyRows},
     {"amx_panel", 4, 9, 64, kAnyRows, nullptr, OperandSet::of(Operand::kOneByteScale)},
     {"amx_panel", 0, 12, 64, kAnyRows,
-     [](const Problem& p) { return 8 % p.bits != 0 || (p.bits == 8 && !fills_tiles(p, 1)); }},
-    {"amx_panel", 0, 17, 64, kAnyRows, [](const Problem& p) { return !fills_tiles(p, 1); }},
+     [](const Problem& p) {
+       return !is_float8(p.format) && (8 % p.bits != 0 || (p.bits == 8 && !fills_tiles(p, 1)));
+     }},
+    {"amx_panel", 0, 17, 64, kAnyRows,
+     [](const Problem& p) { return !is_float8(p.format) && !fills_tiles(p, 1); }},
+    {"amx_panel", 0, 33, 64, kAnyRows, [](const Problem& p) { return !fills_tiles(p, 1); }},
     // "Slices on AMX": at 16 rows of 16 bits 1.8 ms for 1.9, at 8 1.8 for 1.5.
     {"amx_bf16", 0, 12, kAnyRows, kAnyRows,
      [](const Problem& p) { return p.format != Format::kAffine || fills_tiles(p, 2); }},
