@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernels import on, transposed
 from problems import Case, make, pack_bits
+from random_examples import few
 from tolerance import assert_close
 
 from jaxgemv import gemv, pack, unpack
-
-few = settings(max_examples=16, deadline=None, derandomize=True, database=None)
 
 bits = st.integers(1, 8)
 seeds = st.integers(0, 2**32 - 1)
