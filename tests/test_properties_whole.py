@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,6 +87,8 @@ def expected(p: Problem, factor, perm, x, activation, norm, bias, residual, is_r
     lost = np.zeros_like(sums)
     if is_rounded:
         lost += 2 * rounded(h, weight, x.dtype)
+        # A normalised x that is no normal number of 16 bits.
+        lost += np.abs(weight).sum(-1) * float(jnp.finfo(x.dtype).smallest_subnormal)
     elif p.codebook is not None and x.dtype.itemsize == 2:
         scales = np.broadcast_to(p.wide_scale() * factor, weight.shape)
         lost += held(h, scales, p.codebook)
