@@ -36,11 +36,17 @@ def operands(rng, p: Problem, parts: str, activation: str | None, dtype="float32
     return {name: made[name].astype(jnp.dtype(dtype)) for name in made if name in parts.split()}
 
 
+def normalised(x, norm) -> np.ndarray:
+    """What meets the weight, float64 (..., K); without a norm x itself."""
+    h = np.asarray(x, np.float64)
+    if norm is None:
+        return h
+    return h / np.sqrt((h**2).mean(-1, keepdims=True) + EPS) * np.asarray(norm, np.float64)
+
+
 def answer(p: Problem, activation=None, norm=None, bias=None, residual=None) -> tuple[np.ndarray, np.ndarray]:
     """(the result, the magnitude), both float64"""
-    h = np.asarray(p.x, np.float64)
-    if norm is not None:
-        h = h / np.sqrt((h**2).mean(-1, keepdims=True) + EPS) * np.asarray(norm, np.float64)
+    h = normalised(p.x, norm)
     bias = np.asarray(0 if bias is None else bias, np.float64)
     residual = np.asarray(0 if residual is None else residual, np.float64)
     sums = h @ p.weight().T + bias

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernels import KernelParam, assert_ran, by_name, kernels
-from parts import EPS, answer, operands
+from parts import EPS, answer, normalised, operands
 from problems import FLOAT8, Case, Problem, make
 from test_fused import variants_of, whole
 from test_kernels import telling
@@ -83,9 +83,7 @@ def problem(format: str, kind: str, x: str, rows: int, parts: str, activation: s
     given = operands(rng, p, parts, activation, x)
     wide = dataclasses.replace(p, scale=p.scale.astype(np.float64) * by)
     exact, magnitude = answer(wide, activation, **given)
-    h = np.asarray(p.x, np.float64)
-    if "norm" in given:
-        h = h / np.sqrt((h**2).mean(-1, keepdims=True) + EPS) * np.asarray(given["norm"], np.float64)
+    h = normalised(p.x, given.get("norm"))
     scales = np.broadcast_to(wide.wide_scale(), (N, K))
     return p, w, given, exact, magnitude, 0.0 if book is None else held(h, scales, p.codebook)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernels import FLOATS, FORMATS, on
-from parts import ACTIVATIONS, EPS, GATED, activated
+from parts import ACTIVATIONS, EPS, GATED, answer, normalised
 from problems import Case, Problem, make
 from random_examples import few
 from tolerance import assert_close, held, rounded
@@ -74,35 +74,30 @@ def stacked(entries: list):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *entries)
 
 
-def expected(p: Problem, factor, perm, x, activation, norm, bias, residual, is_rounded: bool):
+def scaled(a, factor):
+    """A parameter times the global scale, float64."""
+    if a is None or factor is None:
+        return a
+    return a.astype(np.float64) * (factor.reshape(-1, *(1,) * (a.ndim - 1)) if factor.ndim else factor)
+
+
+def expected(p: Problem, activation, norm, bias, residual):
     """(the result, its magnitude, what may be lost besides), float64"""
-    h = np.asarray(x, np.float64)
-    if norm is not None:
-        h = h / np.sqrt((h**2).mean(-1, keepdims=True) + EPS) * np.asarray(norm, np.float64)
-    h = h[:, perm]
-    factor = np.asarray(1 if factor is None else factor, np.float64).reshape(-1, 1)
-    weight, bias = p.weight() * factor, np.asarray(0 if bias is None else bias, np.float64)
-    sums = h @ weight.T + bias
-    magnitude = np.abs(h) @ (p.weight_magnitude() * np.abs(factor)).T + np.abs(bias)
-    lost = np.zeros_like(sums)
-    if is_rounded:
-        lost += 2 * rounded(h, weight, x.dtype)
+    exact, magnitude = answer(p, activation, norm, bias, residual)
+    sums, size = answer(p, None, norm, bias)
+    h, weight, lost = normalised(p.x, norm), p.weight(), np.zeros_like(sums)
+    if len(h) > 64:
+        lost += 2 * rounded(h, weight, p.x.dtype)
         # A normalised x that is no normal number of 16 bits.
-        lost += np.abs(weight).sum(-1) * float(jnp.finfo(x.dtype).smallest_subnormal)
-    elif p.codebook is not None and x.dtype.itemsize == 2:
-        scales = np.broadcast_to(p.wide_scale() * factor, weight.shape)
-        lost += held(h, scales, p.codebook)
-    with np.errstate(over="ignore"):  # of exp, whose reciprocal is 0 then
-        exact = activated(sums, activation)
+        lost += np.abs(weight).sum(-1) * float(jnp.finfo(p.x.dtype).smallest_subnormal)
+    elif p.codebook is not None and p.x.dtype.itemsize == 2:
+        lost += held(h, np.broadcast_to(p.wide_scale(), weight.shape), p.codebook)
     if activation in GATED:
-        gate, up = (np.abs(half) for half in np.split(sums, 2, -1))
-        of = lambda e: 1.2 * (np.split(e, 2, -1)[0] * up + np.split(e, 2, -1)[1] * gate)  # noqa: E731
-        both = np.prod(np.split(magnitude * 2.0**-20 + lost, 2, -1), axis=0)
-        magnitude, lost = of(magnitude) + np.abs(exact), of(lost) + 1.2 * both
-    elif activation:
-        magnitude, lost = 1.2 * magnitude + np.abs(exact), 1.2 * lost
-    residual = np.asarray(0 if residual is None else residual, np.float64)
-    return exact + residual, magnitude + np.abs(residual), lost
+        gate, up = np.split(np.abs(sums), 2, -1)
+        of_gate, of_up = np.split(lost, 2, -1)
+        both = np.prod(np.split(size * 2.0**-20 + lost, 2, -1), axis=0)
+        lost = 1.2 * (of_gate * up + of_up * gate + both)
+    return exact, magnitude, lost if activation in (None, *GATED) else 1.2 * lost
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], scope="module")
@@ -159,7 +154,12 @@ def test_gemv(platform, format, x, data):
         if "residual" in parts:
             given["residual"] = parts["residual"][i]
         perm = np.arange(k) if perms[entry] is None else perms[entry]
-        exact, magnitude, lost = expected(
-            problems[entry], factors[entry], perm, xs[i], call.activation, **given, is_rounded=m > 64
+        if "norm" in parts:
+            given["norm"] = parts["norm"][perm]
+        p, by = problems[entry], factors[entry]
+        p = dataclasses.replace(
+            p, x=xs[i][:, perm], scale=scaled(p.scale, by), offset=scaled(p.offset, by), bias=None
         )
+        with np.errstate(over="ignore"):  # of exp, whose reciprocal is 0 then
+            exact, magnitude, lost = expected(p, call.activation, **given)
         assert_close(y[i], exact, magnitude, k, dtype=dtype, factor=2, worst=True, more=lost)
