@@ -5,12 +5,11 @@
 
 namespace jaxgemv::cuda {
 
-// y += x * dot(q - centre, x) + y * sum(x).
-__device__ __forceinline__ float2 terms_of(Affine affine, float scale, float shift, float mid,
-                                           float centre) {
+// y += x * dot(q, x) + y * sum(x).
+__device__ __forceinline__ float2 terms_of(Affine affine, float scale, float shift, float mid) {
   // Without branches: with them kernels for many rows spill registers.
   const float zero = affine == Affine::kZero ? shift : affine == Affine::kSymmetric ? mid : 0.f;
-  return {scale, fmaf(centre - zero, scale, affine == Affine::kOffset ? shift : 0.f)};
+  return {scale, fmaf(-zero, scale, affine == Affine::kOffset ? shift : 0.f)};
 }
 
 // One weight. Of symmetric ones `shift` is the mid code.

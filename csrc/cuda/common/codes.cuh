@@ -20,15 +20,35 @@ namespace jaxgemv::cuda {
 template <Format kFormat, int kBits, typename Kind>
 struct Codes;
 
-// Pairs in the halves of a register, as numbers of Kind times 1 / kWorth, less kCentre:
-//   pair(v)                 of the codes in the low bits of v's halves, with anything above
+// Masked codes in the halves of a register, `place` bits up, as numbers of Element: the code / kWorth.
+// Bits below the exponent are n * 2^-24 as fp16 (2^-133 as bfloat16), and so are those with the lowest
+// bit of the exponent. But tensor cores line products up by exponent fields, in which small numbers
+// look alike: of one at the lowest place they would keep ten bits less. A product brings it up, exactly.
+template <typename Element>
+struct Bits {
+  static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
+  static constexpr int kFit = kIsHalf ? 11 : 8;  // bits in a half
+  static constexpr float kWorth = kIsHalf ? 0x1p9f : 0x1p6f;
+  static constexpr uint32_t kOnes = kIsHalf ? 0x18001800u : 0x3c803c80u;  // codes of one
+
+  static __device__ __forceinline__ uint32_t numbers(uint32_t codes, int place) {
+    using Pair = std::conditional_t<kIsHalf, __half2, __nv_bfloat162>;
+    // 2^15, or 2^127: the largest power there is.
+    const uint32_t up = static_cast<uint32_t>(kIsHalf ? (30 - place) << 10 : (254 - place) << 7);
+    const uint32_t both = up * 0x00010001u;
+    const Pair pair =
+        __hmul2(reinterpret_cast<const Pair&>(codes), reinterpret_cast<const Pair&>(both));
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+};
+
+// Pairs in the halves of a register, as numbers of Kind times 1 / kWorth:
 //   product(word, p, half)  of product p = 0 .. kProducts - 1 of a word: registers half = 0, 1 of an
-//                           mma's A; its sums are worth worth(p)
+//                           mma's A
 //   code(p, half, e)        the code of the word that is element e of such a register
 template <int kBits>
 struct WordPairs {
   static constexpr int kWordCodes = 32 / kBits, kProducts = 8 / kBits;
-  static constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
   static __device__ constexpr int code(int p, int half, int e) {
     return p + half * (8 / kBits) + e * (16 / kBits);
   }
@@ -47,59 +67,16 @@ struct Stateless {
   static __device__ __forceinline__ float unit() { return 1; }
 };
 
-// Masked bits, read as fp16, are subnormals: q * 2^-24, or 2^p more p bits up. That is exact, and
-// tensor cores multiply subnormals at full precision and speed.
-template <int kBits>
-struct Codes<Format::kAffine, kBits, __half> : WordPairs<kBits>, Stateless {
-  using Pairs = WordPairs<kBits>;
+template <int kBits, typename Kind>
+  requires(sizeof(Kind) == 2)
+struct Codes<Format::kAffine, kBits, Kind> : WordPairs<kBits>, Bits<Kind>, Stateless {
   using Stateless::Stateless;
-  static constexpr float kCentre = 0, kWorth = 0x1p24f;
-  static __device__ __forceinline__ uint32_t pair(uint32_t v) { return v & Pairs::kMask; }
   static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half) {
-    return (half ? word >> 8 : word) & Pairs::kMask << (kBits * p);
+    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
+    return Bits<Kind>::numbers((half ? word >> 8 : word) & kMask << (kBits * p), kBits * p);
   }
   static __device__ __forceinline__ uint32_t product(uint32_t word, int, int p, int half) {
     return product(word, p, half);
-  }
-  static __device__ constexpr int place(int p) { return kBits * p; }
-  static __device__ constexpr float worth(int p) {
-    return kWorth / static_cast<float>(1 << place(p));
-  }
-};
-
-__device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 d = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
-                                   reinterpret_cast<const __nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(d);
-}
-
-// bfloat16 has too few bits for that. 0x4300 | q is 128 + q: subtracting 128 + kCentre is exact.
-struct Bf16Worth {
-  static constexpr float kWorth = 1;
-  static __device__ constexpr float worth(int) { return 1; }
-};
-
-template <>
-struct Codes<Format::kAffine, 4, __nv_bfloat16> : WordPairs<4>, Bf16Worth {
-  static constexpr float kCentre = 8;
-  static __device__ __forceinline__ uint32_t pair(uint32_t v) {
-    return subtract((v & kMask) | 0x43004300u, 0x43084308u);
-  }
-  static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half) {
-    return pair(word >> (4 * p + 8 * half));
-  }
-};
-
-// 128 + the low 7 bits, less 128 (0x4300) where the top bit is set and 256 (0x4380) where it is
-// not.
-template <>
-struct Codes<Format::kAffine, 8, __nv_bfloat16> : WordPairs<8>, Bf16Worth {
-  static constexpr float kCentre = 128;
-  static __device__ __forceinline__ uint32_t pair(uint32_t v) {
-    return subtract((v & 0x007f007fu) | 0x43004300u, (v & 0x00800080u) ^ 0x43804380u);
-  }
-  static __device__ __forceinline__ uint32_t product(uint32_t word, int, int half) {
-    return pair(half ? word >> 8 : word);
   }
 };
 
@@ -130,32 +107,34 @@ struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
 };
 
 // An octet, eight consecutive codes of any width, as A operands of two mma.m16n8k16: register p has
-// codes p and p + 4 as fp16 subnormals, q * 2^(place(p) - 24). The halves of the octet are put side
-// by side, two bytes of each, so that a mask finds both codes.
-template <int kBits>
-struct Octet {
+// codes p and p + 4. The halves of the octet are put side by side, two bytes of each, so that a mask
+// finds both codes.
+template <int kBits, typename Element = __half>
+struct Octet : Bits<Element> {
   static constexpr int kWidth = kBits;
   static __device__ constexpr int code(int p, int e) { return p + 4 * e; }
 
   // Pair p lies in two bytes of each half, from `byte` on, `shift` bits too far up, and then at
-  // `place`: a subnormal has ten bits.
+  // `place`.
   struct Window {
     int byte, shift, place;
   };
   static __device__ constexpr Window window(int p) {
+    constexpr int kFit = Bits<Element>::kFit;
     const int byte = kBits > 4 ? kBits * p / 8 : 0, at = kBits * p - 8 * byte;
-    const int fit = 10 / kBits;  // codes of ten bits
-    const int shift = kBits <= 4 ? p / fit * fit * kBits : at + kBits > 10 ? at : 0;
+    const int fit = kFit / kBits;  // codes
+    const int shift = kBits <= 4 ? p / fit * fit * kBits : at + kBits > kFit ? at : 0;
     return {byte, shift, at - shift};
-  }
-  // What x is multiplied with so that all products add up, to 2^-24 of their sum.
-  static constexpr float kWorth = 0x1p24f;
-  static __device__ constexpr float worth(int p) {
-    return 1.f / static_cast<float>(1 << window(p).place);
   }
 
   // low, high: the 8 * kBits bits of the octet, with anything above.
   static __device__ __forceinline__ void pairs(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
+    masked(low, high, a);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) a[p] = Bits<Element>::numbers(a[p], window(p).place);
+  }
+  // The same with each pair still at its place.
+  static __device__ __forceinline__ void masked(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
     // The second half as whole bytes of the two words, or shifted to the first of a third.
     constexpr int kSecond = kBits % 2 ? 4 : kBits / 2;
     uint32_t second = high;

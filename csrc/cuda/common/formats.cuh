@@ -111,7 +111,6 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static constexpr int kParts = 2, kPartBytes = 256 * 128, kTableBytes = kParts * kPartBytes + 128;
   static constexpr bool kHasShift = false;
   static constexpr float kWorth = 1;
-  static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
 
   // By all threads of a CTA, which then have to wait for each other.
@@ -175,7 +174,6 @@ __device__ __forceinline__ uint32_t pair_of_float8(uint32_t v) {
 template <Format kFormat>
 struct Float8Decoder : PlainDecoder, Octet<8> {
   static constexpr float kWorth = 1;
-  static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
   __device__ __forceinline__ explicit Float8Decoder(const uint8_t*) {}
   static __device__ __forceinline__ void decode(uint32_t low, uint32_t high, int,
@@ -201,8 +199,6 @@ struct Float8Products : Stateless {
   static constexpr bool kHasSums = false;
   static constexpr int kWordCodes = 4, kProducts = 1;
   static constexpr float kWorth = 1;
-  static __device__ constexpr int place(int) { return 0; }
-  static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int, int half, int e) { return 2 * half + e; }
   static __device__ __forceinline__ uint32_t product(uint32_t word, int, int, int half) {
     return pair_of_float8<kFormat>(word >> (16 * half));

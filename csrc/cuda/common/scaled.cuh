@@ -68,8 +68,6 @@ struct ScaledCodes : WordPairs<4> {
   static constexpr bool kHasSums = false, kTakesScales = true;
   static constexpr int kPlanes = 1;
   static constexpr float kWorth = 1;
-  static __device__ constexpr int place(int) { return 0; }
-  static __device__ constexpr float worth(int) { return kWorth; }
 
   ScaledCodes() = default;
   // Asks for the table of a stack's matrix s. By a whole warp, as is the next, which waits for it.

@@ -113,8 +113,7 @@ struct Codes<Format::kCodebook, 4, __half> : Table16 {
   using Table16::Table16;
   static constexpr int kWordCodes = 8, kProducts = 2;
   static constexpr float kWorth = 0x1p24f;
-  static __device__ constexpr int place(int) { return 0; }
-  static __device__ constexpr float worth(int) { return kWorth; }
+  static constexpr uint32_t kOnes = 0x00010001u;
   static __device__ constexpr int code(int p, int half, int e) { return 4 * p + 2 * half + e; }
   __device__ __forceinline__ uint32_t product(uint32_t word, int plane, int p, int half) const {
     return __byte_perm(planes_[plane].look_up(word, p), 0, half ? 0x4342 : 0x4140);

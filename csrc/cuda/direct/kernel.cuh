@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
       for (int group = 0; group < L::kGroups; ++group)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const float2 terms = weights.terms(group, r, Codes::kCentre);
+          const float2 terms = weights.terms(group, r);
 #pragma unroll
           for (int c = 0; c < kTilesM; ++c)
 #pragma unroll

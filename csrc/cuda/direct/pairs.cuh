@@ -8,7 +8,7 @@ namespace jaxgemv::cuda::direct {
 // kParts numbers of Element whose sum is a weight, and for octets of them:
 //   make(..)       where kHasTable: by all of a CTA, before the first octet
 //   has(part)      whether that may be anything but zero
-//   of(..)         of an octet, one of its parts: of weights (v + kCentre) * unit()
+//   of(..)         of an octet, one of its parts: of weights v * unit()
 // kHasShift: whether the weights have an offset, or a zero.
 template <Format kFormat, int kBits, typename Element>
 struct Pairs;
@@ -16,32 +16,16 @@ struct Pairs;
 struct PlainPairs {
   static constexpr int kParts = 1;
   static constexpr bool kHasTable = false;
-  static constexpr float kCentre = 0;
   static __device__ __forceinline__ bool has(int) { return true; }
 };
 
 template <int kBits, typename Element>
 struct Pairs<Format::kAffine, kBits, Element> : PlainPairs {
-  static constexpr bool kIsHalf = std::is_same_v<Element, __half>, kHasShift = true;
-  static constexpr float kCentre = !kIsHalf && kBits == 8 ? 128.f : 0.f;
-  static __device__ __forceinline__ float unit() { return kIsHalf ? 0x1p24f : 1.f; }
+  static constexpr bool kHasShift = true;
+  static __device__ __forceinline__ float unit() { return Bits<Element>::kWorth; }
 
   static __device__ __forceinline__ void of(uint32_t low, uint32_t high, int, uint32_t (&a)[4]) {
-    const uint32_t second = kBits > 4 ? __funnelshift_rc(low, high, 4 * kBits) : low >> (4 * kBits);
-    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x00010001u;
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      // Two bytes of each half of the octet, from that on in which the code begins.
-      const int byte = kBits > 4 ? kBits * p / 8 : 0, at = kBits * p - 8 * byte;
-      const int bytes = byte | (byte + 1) << 4 | (byte + 4) << 8 | (byte + 5) % 8 << 12;
-      const uint32_t both = (kBits == 4 ? low : __byte_perm(low, second, bytes)) >> at;
-      if constexpr (kIsHalf)
-        a[p] = both & kMask;  // subnormals
-      else if constexpr (kBits == 8)
-        a[p] = Codes<Format::kAffine, 8, __nv_bfloat16>::pair(both);
-      else
-        a[p] = subtract((both & kMask) | 0x43004300u, 0x43004300u);  // 128 + q
-    }
+    Octet<kBits, Element>::pairs(low, high, a);
   }
 };
 
@@ -70,7 +54,6 @@ struct Pairs<Format::kCodebook, 4, Element> {
   static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
   static constexpr int kParts = kIsHalf ? 2 : 3;  // 22 bits, and all 24
   static constexpr bool kHasTable = true, kHasShift = false;
-  static constexpr float kCentre = 0;
 
   // The table of matrix s. Lane l has entry l % 16 of it, and writes that to banks from l on.
   __device__ __forceinline__ void make(const Param& from, int s) {

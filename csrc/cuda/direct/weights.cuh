@@ -91,11 +91,11 @@ class Rows {
   }
 
   // Of row r, in group i: y += x * dot(pairs, x) + y * sum(x).
-  __device__ __forceinline__ float2 terms(int i, int r, float centre) const {
+  __device__ __forceinline__ float2 terms(int i, int r) const {
     if constexpr (kHasShift)
       return terms_of(from_.affine, from_.scale.value(scale_words_[i][r], scales_[r], group_[i]),
                       from_.shift.value(shift_words_[i][r], shifts_[r], group_[i]),
-                      static_cast<float>(mid_code(kBits)), centre);
+                      static_cast<float>(mid_code(kBits)));
     return {from_.scale.any_value(scale_words_[i][r], scales_[r], group_[i]), 0};
   }
 

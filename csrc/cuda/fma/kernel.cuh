@@ -72,8 +72,7 @@ struct Rows {
     const char *scale = scales + r * apart * from.scale.n_bytes,
                *shift = shifts + r * apart * from.shift.n_bytes;
     return terms_of(from.affine, from.scale.value(raw.scales[r], scale, raw.group),
-                    from.shift.value(raw.shifts[r], shift, raw.group), mid_code(kBits),
-                    /*centre=*/0);
+                    from.shift.value(raw.shifts[r], shift, raw.group), mid_code(kBits));
   }
 };
 

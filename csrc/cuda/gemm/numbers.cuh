@@ -9,16 +9,22 @@ namespace jaxgemv::cuda::gemm {
 // As Decoder has it, but
 //   kEntries       of a table, floats in shared memory
 //   set(..)        to an octet
-//   pair(p, ..)    its codes code(p, 0) and code(p, 1)
+//   pair(p, ..)    its codes code(p, 0) and code(p, 1), times 1 / worth(p)
 template <Format kFormat, int kBits>
-class Numbers : public Decoder<kFormat, kBits> {
-  using Base = Decoder<kFormat, kBits>;
+class Numbers;
+
+template <int kBits>
+class Numbers<Format::kAffine, kBits> : public Decoder<Format::kAffine, kBits> {
+  using Base = Decoder<Format::kAffine, kBits>;
 
  public:
   static constexpr int kEntries = 0;
+  static __device__ constexpr float worth(int p) {
+    return 0x1p24f / static_cast<float>(1 << Base::window(p).place);
+  }
   __device__ __forceinline__ Numbers() : Base(nullptr) {}
   __device__ __forceinline__ void set(uint32_t low, uint32_t high) {
-    Base::decode(low, high, 0, pairs_);
+    Base::masked(low, high, pairs_);
   }
   __device__ __forceinline__ float2 pair(int p, const float*) const {
     return __half22float2(reinterpret_cast<const __half2&>(pairs_[p]));
@@ -34,6 +40,7 @@ template <Format kFormat>
 class Numbers<kFormat, 8> : public Decoder<kFormat, 8> {
  public:
   static constexpr int kEntries = 0;
+  static __device__ constexpr float worth(int) { return 1; }
   __device__ __forceinline__ Numbers() : Decoder<kFormat, 8>(nullptr) {}
   __device__ __forceinline__ void set(uint32_t low, uint32_t high) { low_ = low, high_ = high; }
   __device__ __forceinline__ float2 pair(int p, const float*) const {
@@ -51,7 +58,6 @@ class Numbers<Format::kCodebook, 4> : public Octet<4> {
  public:
   static constexpr int kEntries = 16 * 32;
   static constexpr bool kHasShift = false;
-  static constexpr float kWorth = 1;
   static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
 

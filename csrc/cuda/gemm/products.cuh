@@ -61,7 +61,7 @@ class Sums {
     for (int h = 0; h < 2; ++h) {
       shift_[h] = C::kHasShift ? terms.c[h] : 0;
 #pragma unroll
-      for (int p = 0; p < 4; ++p) scale_[h][p] = terms.f[h] * (C::kWorth * C::worth(p));
+      for (int p = 0; p < 4; ++p) scale_[h][p] = terms.f[h] * C::worth(p);
     }
   }
 

@@ -70,18 +70,18 @@ struct GroupLoader {
   }
 };
 
-// For the rows g and g + 8 of a lane: y += f * dot(q - centre, x) + c * sum(x).
+// For the rows g and g + 8 of a lane: y += f * dot(q, x) + c * sum(x).
 struct GroupTerms {
   float f[2], c[2];
 
   // v: the quad's four values of the group.
-  __device__ __forceinline__ GroupTerms(float v, Affine affine, float centre, float mid) {
+  __device__ __forceinline__ GroupTerms(float v, Affine affine, float mid) {
     const int quad = threadIdx.x & 28;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float scale = __shfl_sync(~0u, v, quad + r);
       const float shift = __shfl_sync(~0u, v, quad + 2 + r);
-      const float2 terms = terms_of(affine, scale, shift, mid, centre);
+      const float2 terms = terms_of(affine, scale, shift, mid);
       f[r] = terms.x, c[r] = terms.y;
     }
   }

@@ -80,13 +80,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 2)
           mma_m16n8k16<X>(sum, kOnes, kOnes, kOnes, kOnes, b[p]);
         }
       }
-      const GroupTerms terms(loader.get(u), problem.affine, C::kCentre, mid_code(kBits));
+      const GroupTerms terms(loader.get(u), problem.affine, mid_code(kBits));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float d = dot[0][e];
 #pragma unroll
-        for (int p = 1; p < C::kProducts; ++p) d = fmaf(dot[p][e], C::worth(p) / C::worth(0), d);
-        y[e] = fmaf(terms.f[e / 2] * C::worth(0), d, fmaf(terms.c[e / 2], sum[e], y[e]));
+        for (int p = 1; p < C::kProducts; ++p) d += dot[p][e];
+        y[e] = fmaf(terms.f[e / 2] * C::kWorth, d, fmaf(terms.c[e / 2], sum[e], y[e]));
       }
     }
   }

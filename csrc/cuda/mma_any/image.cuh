@@ -78,14 +78,13 @@ __device__ __forceinline__ void store_octet(float (&v)[8], int exponent, uint8_t
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
       float &first = v[C::code(p, 0)], &second = v[C::code(p, 1)];
-      const __half2 pair =
-          __floats2half2_rn(first * (scale * C::worth(p)), second * (scale * C::worth(p)));
+      const __half2 pair = __floats2half2_rn(first * scale, second * scale);
       uint32_t* const granule =
           reinterpret_cast<uint32_t*>(record + ((block * 4 + p) * columns + column + part) * 16);
       granule[t] = reinterpret_cast<const uint32_t&>(pair);
       if (part + 1 == parts) continue;
       // What is missing.
-      const float back = power_of_two(-exponent) * (1 / C::worth(p));
+      const float back = power_of_two(-exponent);
       first -= __low2float(pair) * back, second -= __high2float(pair) * back;
     }
   }

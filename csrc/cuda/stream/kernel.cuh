@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(
         return float2{scale, scale};
       }
       return terms_of(params.affine, load_row(params.scale), load_row(params.shift),
-                      mid_code(kBits), 0);
+                      mid_code(kBits));
     };
     // At the end, 16 threads finish a column of a tile: this is the first tile of theirs.
     const int first_i = threadIdx.x / 16;

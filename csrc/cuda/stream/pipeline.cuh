@@ -211,7 +211,7 @@ __device__ __forceinline__ void make_terms(const Params& params, const uint8_t* 
     const auto at = reinterpret_cast<const unsigned short*>(scales + row * row_bytes) + group;
     terms[lane + 32 * i] =
         terms_of(params.affine, float_of_bits(at[0], params.scale.dtype),
-                 float_of_bits(at[row_bytes / 4], params.shift.dtype), mid_code(kBits), 0);
+                 float_of_bits(at[row_bytes / 4], params.shift.dtype), mid_code(kBits));
   }
 }
 

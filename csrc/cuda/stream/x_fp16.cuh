@@ -1,12 +1,11 @@
 // More than two rows of x as operand B of mma.m16n8k16, and the weights that meet them.
 //
-// A step p of k16 takes Codes<.., __half>::product(word, p, ..) of a row: codes as fp16 subnormals,
-// q * 2^(bits * p - 24).
+// A step p of k16 takes Codes<.., __half>::product(word, p, ..) of a row.
 //
 // float16 x only changes its order. bfloat16 x becomes fp16 by a power of two for each span of a
 // row of x, which brings the span's largest element to just under 2^15: elements down to 2^-29 of
-// it stay exact, smaller ones are off by 2^-40 of it at most. The factor 2^(bits * p) of step p is
-// then divided out of x, so that all steps add up. Sums of x are products with codes of one.
+// it stay exact, smaller ones are off by 2^-40 of it at most. Sums of x are products with codes of
+// one.
 #pragma once
 
 #include "../common/norm.cuh"
@@ -40,8 +39,7 @@ class XFp16 {
   static constexpr int kShare =
       kLaneWords * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
   static constexpr int kColumnTiles = kMaxRows / 8 * (kHalves ? 2 : 1);  // of an mma's 8 columns
-  // Four places in a word would need as many accumulators, so they are divided out of x too.
-  static constexpr bool kScaled = !std::is_same_v<X, __half> || C::kWordCodes == 16;
+  static constexpr bool kScaled = !std::is_same_v<X, __half>;
   static_assert(kShare >= 1);
 
  public:
@@ -94,10 +92,9 @@ class XFp16 {
   // A tile's products with block i.
   __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
                                       float (&v)[kResults]) const {
-    // Accumulators: one for each plane; or for each step of a word, or two that take turns, because
-    // an mma waits for the one before it.
-    constexpr bool kPlanes = C::kPlanes > 1;
-    constexpr float kWorth = kPlanes ? 1.f / 128 : kScaled ? 1 : C::worth(kSteps - 1) / C::kWorth;
+    // Accumulators: one for each plane, or two that take turns, because an mma waits for the one
+    // before it.
+    constexpr float kSecond = C::kPlanes > 1 ? 1.f / 128 : 1;
     float sums[kColumnTiles][2][4] = {};
 #pragma unroll
     for (int plane = 0; plane < C::kPlanes; ++plane) {
@@ -108,7 +105,7 @@ class XFp16 {
     }
 #pragma unroll
     for (int e = 0; e < kResults; ++e)
-      v[e] = fmaf(kWorth, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
+      v[e] = fmaf(kSecond, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
   }
 
   // For result e: which of the rows g and g + 8 of the weights, which half of a block's groups, and x's
@@ -173,8 +170,9 @@ class XFp16 {
             for (int half = 0; half < 2; ++half)
               b[c][i][j][step][half] =
                   kHalves && lane_id() % 4 / 2 != c ? 0 : operand(word, step, half, scale);
-            const uint32_t ones = 0x00010001u << (kScaled ? C::place(step) : 0);
-            if (kHasSums) mma_m16n8k16<__half>(of_block, ones, ones, ones, ones, b[c][i][j][step]);
+            if constexpr (kHasSums)
+              mma_m16n8k16<__half>(of_block, C::kOnes, C::kOnes, C::kOnes, C::kOnes,
+                                   b[c][i][j][step]);
           }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -212,8 +210,7 @@ class XFp16 {
                          (low % 2 ? 0x0032 : 0x0010) | (high % 2 ? 0x7600 : 0x5400));
     const auto value = [&](int code) {
       const uint32_t pair = pairs[code / 2];
-      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, kDtypeOf<X>) *
-             (scale * (C::worth(step) / C::kWorth));
+      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, kDtypeOf<X>) * scale;
     };
     return half_pair(value(low), value(high));
   }

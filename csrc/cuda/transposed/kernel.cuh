@@ -4,12 +4,13 @@
 //
 //   y[m, k] = sum_n v[m, n] q[n, k] + sum_n x[m, n] shift[n],   v = x scale, of the group of k
 //
-// q is exact as an fp16 subnormal; v is the sum of two fp16, 22 bits, in a unit of its row that
+// q is exact as fp16 (Bits); v is the sum of two fp16, 22 bits, in a unit of its row that
 // grows with the largest v seen so far. A warp takes a tile of K within one group.
 #pragma once
 
 #include <type_traits>
 
+#include "../common/codes.cuh"
 #include "sum.cuh"
 
 namespace jaxgemv::cuda::transposed {
@@ -150,11 +151,12 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
                                    i % 2 ? 0x7632 : 0x5410);
 #pragma unroll
           for (int j = 0; j < kHalf; ++j) {
-            const int bit = j * kBits % 8;
+            const int place = j * kBits % 8;
             uint32_t a[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-              a[i] = (j * kBits < 8 ? pairs[i] : pairs[i] >> 8) & mask << bit;
+              a[i] = Bits<__half>::numbers(
+                  (j * kBits < 8 ? pairs[i] : pairs[i] >> 8) & mask << place, place);
 #pragma unroll
             for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
@@ -183,13 +185,11 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
     for (int w = 0; w < kWords; ++w)
 #pragma unroll
       for (int j = 0; j < kHalf; ++j) {
-        // Codes stand `bit` bits up in units of the least subnormal.
-        const float step = __uint_as_float((127 + 24 - j * kBits % 8) << 23);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int k = (g * kWords + w) * kWordCodes + e / 2 * kHalf + j;
           parts.of_warp[warp][Parts::at(2 * t + e % 2, k)] =
-              fmaf(acc[w][j][m][e] * step, inverse[e % 2], shift[e % 2]);
+              fmaf(acc[w][j][m][e] * Bits<__half>::kWorth, inverse[e % 2], shift[e % 2]);
         }
       }
     const int rows = min(M - m0 - 8 * m, 8);

@@ -16,10 +16,11 @@ struct Fragments : Codes<Format::kAffine, kBits, X> {
   static constexpr int kSteps = C::kProducts;
   static __device__ __forceinline__ void of(uint32_t w, uint32_t (&f)[kSteps][2]) {
     if constexpr (kBits == 4) {
-      f[0][0] = C::pair(w), f[0][1] = C::pair(w >> 8);
-      f[1][0] = C::pair(w >> 4), f[1][1] = C::pair(w >> 12);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f[i / 2][i % 2] = C::product(w, i / 2, i % 2);
     } else {
-      f[0][0] = C::pair(__byte_perm(w, 0, 0x4140)), f[0][1] = C::pair(__byte_perm(w, 0, 0x4342));
+      f[0][0] = C::numbers(__byte_perm(w, 0, 0x4140), 0);
+      f[0][1] = C::numbers(__byte_perm(w, 0, 0x4342), 0);
     }
   }
 };
@@ -83,7 +84,7 @@ __device__ __forceinline__ void consume(const Problem& problem, const Operands& 
 
   // Lanes t < 2 make f = scale * kWorth, the others c, both as (at0 + at1 * v) * scale + at2 * v.
   const bool makes_c = t >= 2, is_mid = problem.affine == Affine::kSymmetric;
-  const float at0 = makes_c ? C::kCentre - (is_mid ? mid_code(kBits) : 0) : C::kWorth;
+  const float at0 = makes_c ? -(is_mid ? mid_code(kBits) : 0) : C::kWorth;
   const float at1 = makes_c && problem.affine == Affine::kZero ? -1.f : 0.f;
   const float at2 = makes_c && problem.affine == Affine::kOffset ? 1.f : 0.f;
   float f[kTiles][2], c[kTiles][2];
