@@ -93,9 +93,9 @@ def test_chosen(isa, rng):
     for m, group, expected in [
         (1, 128, dot),
         (2, 128, "amx_int8" if isa == "amx" else dot),
-        (3, 128, "amx_int8" if isa == "amx" else panel),
+        (3, 128, "amx_bf16" if isa == "amx" else panel),
+        (9, 32, "amx_panel" if isa == "amx" else panel),
         (12, 128, "amx_bf16" if isa == "amx" else panel),
-        (17, 32, "amx_panel" if isa == "amx" else panel),
         (65, 128, "amx_panel" if isa == "amx" else panel),
         (1, 7, "f32_panel"),
     ]:

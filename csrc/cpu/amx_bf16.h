@@ -141,13 +141,15 @@ struct AmxBf16 {
     return static_cast<uint32_t>(below(end) & ~below(begin));
   }
 
-  // weights[step][row][word] <- codes [begin, end) of a block of kRowBlock rows, and zeros.
+  // weights[step][row][word] <- codes [begin, end) of a block of kRowBlock rows, and zeros. ahead: a block that will
+  // be asked for.
   template <typename Table>
   static void unpack(const Table& table, const uint8_t* const* rows, Index offset, Index words,
-                     Index begin, Index end, uint16_t* weights) {
+                     Index begin, Index end, const uint8_t* ahead, uint16_t* weights) {
     uint32_t chosen[kSteps];
     for (int step = 0; step < kSteps; ++step) chosen[step] = words_of(step, begin, end);
     for (int r = 0; r < kRowBlock; ++r) {
+      ahead = prefetch(ahead, kBytes);
       const uint8_t* from = rows[r] + offset;
       const Ints w = words >= kLanes ? load_words(from) : load_words(from, words);
       JAXGEMV_UNROLL
@@ -220,13 +222,12 @@ struct AmxBf16 {
       const float* x_sums = x.sums;
       for (Index block = 0; block < shape.blocks; ++block) {
         const Index k0 = block * kCodes, last = shape.last_group(p, block);
-        constexpr Index kBlockBytes = kRowBlock * kBytes;
-        const uint8_t* ahead = rows.next(at, block * kBlockBytes, bytes);
-        for (Index line = 0; line < kBlockBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+        const uint8_t* ahead = rows.next(at, block * kRowBlock * kBytes, bytes);
         for (Index g = k0 / p.group; g <= last; ++g, x_sums += shape.tiles * kLanes) {
           const auto add = [&](const auto& table, bool is_last) {
             unpack(table, at, block * kBytes, bytes / 4 - block * kLanes, g * p.group - k0,
-                   min_of((g + 1) * p.group - k0, Index{kCodes}), weights + parts * kPartSize);
+                   min_of((g + 1) * p.group - k0, Index{kCodes}), ahead,
+                   weights + parts * kPartSize);
             part[parts] = {block, g, x_sums, parts};
             if (++parts == 1 && is_last) part[parts++] = part[0];
             if (parts == 2) add_parts(shape, x, part, weights, scale, offset, sums, acc), parts = 0;

@@ -17,6 +17,12 @@ inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 constexpr bool fills_tiles(const Problem& p, int share) {
   return p.group >= p.K || p.group * p.bits * share >= 64 * 8;
 }
+// Whether amx_panel looks weights up, and a table is for more than a step, or codes of powers of two.
+constexpr bool has_tables(const Problem& p) {
+  const bool is_fast =
+      4 % p.bits == 0 ? p.format == Format::kCodebook : p.bits <= 5 && p.group >= 64;
+  return is_fast && p.N * p.K >= Index{1} << 19;
+}
 // Rows of the weight from which on it pays to cut x into slices for tiles of bytes.
 constexpr Index kRowsForSlices = 512;
 
@@ -25,15 +31,25 @@ inline constexpr Crossover kCrossovers[] = {
     // "Finished weights on AMX": from 65 rows on all; below, what others have no tiles for, or scale in
     // narrow groups.
     {"amx_panel", 0, 65, kAnyRows},
-    {"amx_panel", 4, 9, 64, kAnyRows, nullptr, OperandSet::of(Operand::kOneByteScale)},
+    {"amx_panel", 0, 3, 64, kAnyRows, nullptr, OperandSet::of(Operand::kOneByteScale)},
+    {"amx_panel", 0, 4, 64, kAnyRows, has_tables},
+    {"amx_panel", 0, 8, 64, kAnyRows,
+     [](const Problem& p) {
+       return p.format == Format::kAffine && 4 % p.bits == 0 && !fills_tiles(p, 2);
+     }},
     {"amx_panel", 0, 12, 64, kAnyRows,
      [](const Problem& p) {
        return !is_float8(p.format) && (8 % p.bits != 0 || (p.bits == 8 && !fills_tiles(p, 1)));
      }},
-    {"amx_panel", 0, 17, 64, kAnyRows,
-     [](const Problem& p) { return !is_float8(p.format) && !fills_tiles(p, 1); }},
+    {"amx_panel", 0, 24, 64, kAnyRows,
+     [](const Problem& p) {
+       return p.format == Format::kAffine && (p.bits == 8 || !fills_tiles(p, 1));
+     }},
     {"amx_panel", 0, 33, 64, kAnyRows, [](const Problem& p) { return !fills_tiles(p, 1); }},
-    // "Slices on AMX": at 16 rows of 16 bits 1.8 ms for 1.9, at 8 1.8 for 1.5.
+    // "Slices on AMX", "Bytes on their way": int4 g128, bfloat16 x, three rows 0.75 ms for 0.90; float16 12 rows
+    // 1.29 for 1.43.
+    {"amx_bf16", 4, 3, kAnyRows, kAnyRows,
+     [](const Problem& p) { return p.x == Dtype::kBF16 && fills_tiles(p, 2); }},
     {"amx_bf16", 0, 12, kAnyRows, kAnyRows,
      [](const Problem& p) { return p.format != Format::kAffine || fills_tiles(p, 2); }},
     // Where there are no slices.

@@ -2,7 +2,7 @@
 // (panel.h). Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
-#include "float_weights.h"
+#include "panel.h"
 
 namespace jaxgemv::cpu {
 namespace {
@@ -74,20 +74,56 @@ struct F32Panel : Panel<C, F32Panel<C>> {
     return true;
   }
 
+  // Where each code's group is in by_group.
   static Index plan_size(const Problem& p) { return Base::panels_of(p) * kPanelCodes; }
+  static int32_t* places_of(float* plan) { return reinterpret_cast<int32_t*>(plan); }
   static void make_plan(const Problem& p, float* plan) {
-    FloatWeights<C>::make_plan(p, plan_size(p), plan);
+    int32_t at = 0;
+    for (Index k = 0, left = p.group; k < plan_size(p); ++k) {
+      places_of(plan)[k] = at;
+      if (--left == 0 && k + 1 < p.K) at += 2 * kRowBlock, left = p.group;
+    }
   }
 
   // panel[k][lane], weights.
   static void unpack_chunk(const C& codes, const Ints* words, const Scratch& s, Index k0, int chunk,
                            int lane) {
+    const int32_t* places = places_of(s.plan) + k0 + chunk * kChunkCodes;
     float* to = s.panel + chunk * kChunkCodes * kRowBlock + lane;
-    FloatWeights<C>::unpack(codes, words, s.by_group + lane, s.plan + k0 + chunk * kChunkCodes,
-                            [to](int pair, Floats first, Floats second) {
-                              store_floats(to + 2 * pair * kRowBlock, first);
-                              store_floats(to + (2 * pair + 1) * kRowBlock, second);
-                            });
+    constexpr std::make_integer_sequence<int, kChunkCodes> kAll;
+    if (places[0] == places[kChunkCodes - 1])
+      unpack_codes<true>(codes, words, s.by_group + lane, places, to, kAll);
+    else
+      unpack_codes<false>(codes, words, s.by_group + lane, places, to, kAll);
+  }
+
+  // Not inlined: gcc would work out the codes once for both forms, and keep them in memory.
+  template <bool kOneGroup, int... kCode>
+  __attribute__((noinline)) static void unpack_codes(const C& codes, const Ints* words,
+                                                     const float* params, const int32_t* places,
+                                                     float* panel,
+                                                     std::integer_sequence<int, kCode...>) {
+    Ints word[kBits];  // in registers: the stores below might be to `words`, for all compilers know
+    JAXGEMV_UNROLL
+    for (int i = 0; i < kBits; ++i) word[i] = words[i];
+    Floats scale = load_floats(params + places[0]),
+           offset = load_floats(params + places[0] + kRowBlock);
+    const auto weight = [&](Floats code, int i) {
+      if (!kOneGroup)
+        scale = load_floats(params + places[i]),
+        offset = load_floats(params + places[i] + kRowBlock);
+      return C::kShifted ? code * scale + offset : code * scale;
+    };
+    (store_floats(panel + kCode * kRowBlock,
+                  weight(value(codes, code_at<kBits, kCode * kBits>(word)), kCode)),
+     ...);
+  }
+
+  static Floats value(const C& codes, Ints code) {
+    if constexpr (C::kLookup)
+      return lookup(codes.all(), code);
+    else
+      return codes.convert(code);
   }
 
   static XRows rows_of(const Problem& p, const Operands& o, Index slice, const float* packed) {

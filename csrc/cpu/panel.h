@@ -142,8 +142,8 @@ struct Panel {
         // The next block, in the order of memory.
         constexpr Index kPanelBytes = kRowBlock * kWords * 4;
         const uint8_t* ahead = block.next(rows, k0 / kPanelCodes * kPanelBytes, bytes);
-        for (Index line = 0; line < kPanelBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         unpack_panel<kBits>(p, rows, k0, [&](const Ints* words, int chunk, int lane) {
+          ahead = prefetch(ahead, kPanelBytes * kChunkCodes * kLanes / (kPanelCodes * kRowBlock));
           Form::unpack_chunk(codes, words, s, k0, chunk, lane);
         });
         Form::multiply(p, s, k0, m0, m1, next_x);

@@ -1,0 +1,203 @@
+// Steps of kTileWords codes of a row of the weight, which are a row of a tile: as halves of a vector, in
+// an order that is cheap to make. Under the rule of kernels.h: internal linkage.
+#pragma once
+
+#include "amx.h"
+
+namespace jaxgemv::cpu {
+namespace {
+
+// Half i of a step is code[i] of it: where codes are parts of words of 16 bits, first those that begin
+// words, then their neighbours.
+template <int kBits>
+struct StepOrder {
+  static constexpr bool kOfWords = 4 % kBits == 0;
+  static constexpr int kWords = kOfWords ? 2 * kBits : kTileWords;  // that a vector repeats
+  uint16_t code[kTileWords], shift[kTileWords];
+
+  constexpr StepOrder() : code(), shift() {
+    for (int i = 0; i < kTileWords; ++i) {
+      code[i] = static_cast<uint16_t>(i % kWords * (kTileWords / kWords) + i / kWords);
+      shift[i] = static_cast<uint16_t>(i / kWords * kBits);
+    }
+  }
+  // The halves that are codes below `end`.
+  constexpr uint32_t halves(int64_t end) const {
+    uint32_t mask = 0;
+    for (int i = 0; i < kTileWords; ++i) mask |= static_cast<uint32_t>(code[i] < end) << i;
+    return mask;
+  }
+};
+
+// The codes of a step, from 4 * kBits bytes and no more, with anything above them.
+template <int kBits>
+inline Ints load_step(const uint8_t* from) {
+  static constexpr StepOrder<kBits> kOrder;
+  if constexpr (kBits == 8) {
+    return (Ints)_mm512_maskz_cvtepu8_epi16(~0u, _mm256_loadu_si256((const __m256i*)from));
+  } else if constexpr (kOrder.kOfWords) {
+    __m512i words;
+    if constexpr (kBits == 4) {
+      words = _mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128((const __m128i*)from));
+    } else if constexpr (kBits == 2) {
+      int64_t word;
+      __builtin_memcpy(&word, from, sizeof(word));
+      words = _mm512_set1_epi64(word);
+    } else {
+      int32_t word;
+      __builtin_memcpy(&word, from, sizeof(word));
+      words = _mm512_set1_epi32(word);
+    }
+    return (Ints)_mm512_maskz_srlv_epi16(~0u, words, _mm512_loadu_si512(kOrder.shift));
+  } else {
+    // Four codes in each 64 bits, and of these each to a half.
+    struct Places {
+      alignas(64) uint8_t byte[64], bit[64];
+      constexpr Places() : byte(), bit() {
+        for (int i = 0; i < 64; ++i) {
+          byte[i] = static_cast<uint8_t>((i / 8 * kBits / 2 + i % 8) % 64);
+          bit[i] =
+              static_cast<uint8_t>((i / 8 * kBits % 2 * 4 + i % 8 / 2 * kBits + i % 2 * 8) % 64);
+        }
+      }
+    };
+    static constexpr Places kPlaces;
+    const __m512i bytes = _mm512_maskz_loadu_epi32((1u << kBits) - 1, from);
+    const __m512i fours =
+        _mm512_maskz_permutexvar_epi8(~0ull, _mm512_load_si512(kPlaces.byte), bytes);
+    return (Ints)_mm512_maskz_multishift_epi64_epi8(~0ull, _mm512_load_si512(kPlaces.bit), fours);
+  }
+}
+
+// The lowest four bits of codes, and above them whether a code is of the second half of a step.
+template <int kBits>
+inline Ints with_upper_halves(Ints codes) {
+  struct Upper {
+    alignas(64) uint16_t bit[kTileWords];
+    constexpr Upper() : bit() {
+      for (int i = 0; i < kTileWords; ++i) bit[i] = StepOrder<kBits>{}.code[i] / kLanes * 16;
+    }
+  };
+  static constexpr Upper kUpper;
+  return (codes & 0x000f000f) | load_ints(kUpper.bit);
+}
+
+// Halves `half` of 0 and 1 of a vector's as lanes.
+inline Ints lanes_of(Ints halves, int half) {
+  const __m512i all = (__m512i)halves;
+  const __m256i own =
+      half == 0 ? _mm512_castsi512_si256(all) : _mm512_maskz_extracti64x4_epi64(0xf, all, 1);
+  return (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, own);
+}
+
+// Of float8: as float16, which has the exponent of e5m2, and of e4m3 one that is 8 too small.
+template <bool kIsE5M2>
+inline void load_float8_step(const uint8_t* from, Floats (&values)[2]) {
+  const __m512i bytes = _mm512_maskz_cvtepi8_epi16(~0u, _mm256_loadu_si256((const __m256i*)from));
+  __m512i halves = _mm512_maskz_slli_epi16(~0u, bytes, kIsE5M2 ? 8 : 7);
+  if (!kIsE5M2) {
+    const __m512i magnitude = _mm512_set1_epi16(127 << 7), exponent = _mm512_set1_epi16(0x4000);
+    const __mmask32 is_nan =
+        _mm512_cmpeq_epi16_mask(_mm512_and_si512(halves, magnitude), magnitude);
+    halves = _mm512_andnot_si512(exponent, halves);
+    halves = _mm512_mask_blend_epi16(is_nan, halves, _mm512_or_si512(halves, exponent));
+  }
+  values[0] = (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm512_castsi512_si256(halves));
+  values[1] =
+      (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_extracti64x4_epi64(0xf, halves, 1));
+}
+
+inline Floats gather(const float* from, Ints places) {
+  return (Floats)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, (__m512i)places, from, 4);
+}
+
+// Weights as bfloat16, and what they lose if that is kept. kMayBeInfinite: such a weight has lost nothing.
+struct Rounded {
+  Ints kept = {}, rest = {};
+
+  template <bool kKeepsRest, bool kMayBeInfinite = false>
+  static Rounded of(Floats low, Floats high) {
+    const auto joined = [](Floats low, Floats high) {
+      return (Ints)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    };
+    Rounded to = {joined(low, high)};
+    if (kKeepsRest)
+      to.rest = joined(lost<kMayBeInfinite>(low, lanes_of(to.kept, 0)),
+                       lost<kMayBeInfinite>(high, lanes_of(to.kept, 1)));
+    return to;
+  }
+  // The same in both halves, by fewer instructions.
+  template <bool kKeepsRest>
+  static Rounded twice(Floats weights) {
+    const auto rounded = [](Floats value) { return (__m256i)_mm512_cvtneps_pbh((__m512)value); };
+    const auto repeated = [](__m256i half) {
+      return (Ints)_mm512_maskz_broadcast_i64x4(0xff, half);
+    };
+    const __m256i kept = rounded(weights);
+    Rounded to = {repeated(kept)};
+    if (kKeepsRest)
+      to.rest =
+          repeated(rounded(lost<false>(weights, (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, kept))));
+    return to;
+  }
+  // Half i <- that of number codes[i] % 32.
+  template <bool kKeepsRest>
+  Rounded at(Ints codes) const {
+    const auto found = [&](Ints table) {
+      return (Ints)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)codes, (__m512i)table);
+    };
+    return {found(kept), kKeepsRest ? found(rest) : Ints{}};
+  }
+  // With zeros for others.
+  Rounded of_halves(uint32_t halves) const {
+    return {(Ints)_mm512_maskz_mov_epi16(halves, (__m512i)kept),
+            (Ints)_mm512_maskz_mov_epi16(halves, (__m512i)rest)};
+  }
+
+ private:
+  template <bool kMayBeInfinite>
+  static Floats lost(Floats value, Ints kept) {
+    const Floats rounded = (Floats)(kept << 16), lost = value - rounded;
+    return kMayBeInfinite ? (Floats)((Ints)lost & (value != rounded)) : lost;
+  }
+};
+
+// acc[half of kRowBlock][row][column] += weights[step][part][half][row][word] * x[step][pair of words][column][2],
+// of a tile of x, and of the next one's if there is a pair of them.
+inline void add_tiles(const uint16_t* weights, int64_t steps, int parts, const float* x0,
+                      const float* x1, int columns, bool is_pair, float* acc) {
+  constexpr int64_t kTile = kTileHeight * kTileWords, kSums = kTileHeight * kLanes;
+  const int64_t size = kTileHeight * columns;
+  float* next = acc + 2 * kSums;
+  JAXGEMV_STORED;
+  _tile_loadd(0, acc, kTileBytes);
+  _tile_loadd(1, acc + kSums, kTileBytes);
+  if (is_pair) {
+    _tile_loadd(2, next, kTileBytes);
+    _tile_loadd(3, next + kSums, kTileBytes);
+  }
+  for (int64_t i = 0; i < steps; ++i, x0 += size, x1 += size) {
+    _tile_loadd(4, x0, 4 * columns);
+    if (is_pair) _tile_loadd(5, x1, 4 * columns);
+    for (int part = 0; part < parts; ++part, weights += 2 * kTile) {
+      _tile_loadd(6, weights, kTileBytes);
+      _tile_dpbf16ps(0, 6, 4);
+      _tile_loadd(7, weights + kTile, kTileBytes);
+      _tile_dpbf16ps(1, 7, 4);
+      if (is_pair) {
+        _tile_dpbf16ps(2, 6, 5);
+        _tile_dpbf16ps(3, 7, 5);
+      }
+    }
+  }
+  _tile_stored(0, acc, kTileBytes);
+  _tile_stored(1, acc + kSums, kTileBytes);
+  if (is_pair) {
+    _tile_stored(2, next, kTileBytes);
+    _tile_stored(3, next + kSums, kTileBytes);
+  }
+  JAXGEMV_STORED;
+}
+
+}  // namespace
+}  // namespace jaxgemv::cpu
