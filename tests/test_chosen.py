@@ -34,6 +34,7 @@ CHOSEN = [
     ("cuda", 4, "float16", Case(8, 4096, 1024, 32), "stream"),
     ("cuda", 4, "float16", Case(8, 256, 8192, 128), "direct"),
     ("cuda", 2, "bfloat16", Case(64, 4096, 1024, 128), "stream"),
+    ("cuda", 2, "float16", Case(64, 16384, 2048, 128), "wgmma_any stream"),
     ("cuda", 4, "bfloat16", Case(33, 4096, 1024, 128), "wgmma direct"),
     ("cuda", 8, "float16", Case(64, 4100, 1024, "row"), "wgmma direct"),
     ("cuda", 4, "bfloat16", Case(16, 14336, 4096, 128), "wgmma_tma stream"),

@@ -126,8 +126,10 @@ inline constexpr Crossover kCrossovers[] = {
     // Against wgmma: "What the L2 keeps".
     {"wgmma_tma", 4, 17, 64, kAnyRows, is_quite_large},
     {"wgmma_tma", 8, 17, 64, kAnyRows, is_quite_large_with_one_group},
-    // Against mma, mma_any and wgmma, which has no code for 2 bits: "The streaming kernel", M = 1 to 64.
-    {"stream", 2, 1, 64, kAnyRows, has_many_tiles},
+    // Against mma, mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
+    {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
+    {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
+    {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
     {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
     // Against direct, mma and mma_any: "One and two rows of any format".
@@ -146,6 +148,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 9, 64, kAnyRows, is_quite_large},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
+    // Where that is not.
+    {"stream", 2, 25, 64, kAnyRows, has_many_tiles},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
     {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
     // Against direct: "One and two rows of any format".
