@@ -3,7 +3,7 @@
 //
 // A weight is rounded to bfloat16 where the call allows it; else what that loses is a second bfloat16, and
 // both are 2^-18 of it near. So nothing is left to be done for a group, as amx_bf16.h and amx_int8.h have
-// it, whose sums are scaled.
+// it, whose sums are scaled. Where a group of integers is a panel or more, so are they here: codes are bfloat16.
 #pragma once
 
 #include "common/epilogue.h"
@@ -31,6 +31,8 @@ struct AmxPanel {
   static constexpr Index kDepth = 256, kBlocks = 8, kFewValues = 512 << 10, kFewGroups = 1024;
   // Magnitudes of scales and shifts, or zero: weights and what they lose then are normal numbers.
   static constexpr float kLeast = 0x1p-50f, kMost = 0x1p100f;
+  // Codes of a group, at least, whose sums are scaled.
+  static constexpr Index kSumGroup = 128;
   // Codes in a row from which on 2^-18 of a weight is less than what float32 sums may lose.
   static constexpr Index kLeastCodes = 192;
 
@@ -53,7 +55,14 @@ struct AmxPanel {
     return C::kFormat != Format::kAffine;
   }
 
+  static bool scales_sums(const Problem& p) {
+    return C::kFormat == Format::kAffine && !p.rounded &&
+           (p.group % kSumGroup == 0 || p.group >= p.K);
+  }
+
   struct Shape {
+    bool scales_sums;
+    Index group;   // of finished weights
     Index parts;   // of a weight
     Index depth;   // codes of a row in a panel
     Index groups;  // in a row
@@ -65,10 +74,12 @@ struct AmxPanel {
     Index plan;    // of Weights
 
     Shape(const Problem& p, const Operands& o) {
-      parts = p.rounded || is_exact(p, o) ? 1 : 2, depth = kDepth / parts;
+      scales_sums = AmxPanel::scales_sums(p), group = scales_sums ? p.K : p.group;
+      parts = p.rounded || scales_sums || is_exact(p, o) ? 1 : 2, depth = kDepth / parts;
+      if (scales_sums && p.group < p.K && p.group % kDepth != 0) depth = kSumGroup;
       groups = padded(groups_of(p));
       steps = ceil_div(p.K, Index{kStep});
-      plan = Weights<false>::plan_size(p);
+      plan = Weights<false>::plan_size(p, group);
       tiles = ceil_div(p.M, Index{kLanes}), columns = static_cast<int>(ceil_div(p.M, tiles));
       shared = min_of(tiles, kSharingRows / kLanes);
       blocks = shared * columns * p.K <= kFewValues
@@ -76,6 +87,7 @@ struct AmxPanel {
                    : max_of(1, min_of(kBlocks, kFewGroups / groups));
     }
     Index tile_size() const { return kTileHeight * columns; }  // of a step, in floats
+    Index x_size() const { return steps * tiles * tile_size(); }
     // x: [panel][tile][step in it][pair of codes][column]
     Index place(Index step, Index tile) const {
       const Index each = depth / kStep, first = step / each * each;
@@ -85,7 +97,13 @@ struct AmxPanel {
 
   static Index x_size(const Problem& p, const Operands& o) {
     const Shape shape(p, o);
-    return shape.steps * shape.tiles * shape.tile_size();
+    const Index panels = ceil_div(p.K, shape.depth);
+    return shape.x_size() + (shape.scales_sums ? panels * shape.tiles * kLanes : 0);
+  }
+  // Behind it, sums of a panel: [panel][tile][column]
+  template <typename Float>
+  static Float* x_sums(const Shape& shape, Float* x, Index panel, Index tile) {
+    return x + shape.x_size() + (panel * shape.tiles + tile) * kLanes;
   }
   static void prepare(const Problem&, const Operands&, float*) {}
 
@@ -99,16 +117,25 @@ struct AmxPanel {
     for (Index m = m0, next; m < m1; m = next) {
       const Index tile = m / shape.columns;
       next = min_of((tile + 1) * shape.columns, m1);
+      Floats sum[kLanes] = {};  // of a row each
       for (Index step = 0; step < shape.steps; ++step) {
         Ints square[kLanes] = {};  // a row of x each, then a pair of codes each
         const Index k = step * kStep, count = next - m;
+        Floats of_rows[kLanes];
         for (Index i = 0; i < count; ++i)
-          square[i] =
-              pairs.pack(all + ((m + i) * p.K + k) * size_of(Dtype::kBF16), min_of(kStep, p.K - k));
+          of_rows[i] = pairs.pack(all + ((m + i) * p.K + k) * size_of(Dtype::kBF16), 0,
+                                  min_of(kStep, p.K - k), reinterpret_cast<float*>(square + i));
         transpose(square);
         float* to = out + shape.place(step, tile) + m % shape.columns;
         for (int pair = 0; pair < kTileHeight; ++pair, to += shape.columns)
           __builtin_memcpy(to, &square[pair], static_cast<size_t>(count) * sizeof(float));
+        if (!shape.scales_sums) continue;
+        const bool is_last = (step + 1) * kStep % shape.depth == 0 || step + 1 == shape.steps;
+        float* sums = x_sums(shape, out, k / shape.depth, tile) + m % shape.columns;
+        for (Index i = 0; i < count; ++i) {
+          sum[i] += of_rows[i];
+          if (is_last) sums[i] = sum_of(sum[i]), sum[i] = Floats{};
+        }
       }
     }
     const Index n0 = p.N * m0 / p.M, n1 = p.N * m1 / p.M;
@@ -135,6 +162,7 @@ struct AmxPanel {
   // Of a task.
   struct Scratch {
     float* acc;       // [row block][tile][row][column]
+    float* sums;      // of a panel, as acc
     uint16_t* panel;  // [step][part][row][word]
     float* scale;     // [row block][row][group]
     float* offset;
@@ -144,7 +172,8 @@ struct AmxPanel {
     Scratch(const Shape& shape, float* at) {
       const Index size_of_params = shape.blocks * kRowBlock * shape.groups;
       acc = at;
-      panel = reinterpret_cast<uint16_t*>(acc + shape.blocks * shape.shared * kSums);
+      sums = acc + shape.blocks * shape.shared * kSums;
+      panel = reinterpret_cast<uint16_t*>(sums + shape.shared * kSums);
       scale = reinterpret_cast<float*>(panel + kDepth / kStep * 2 * kTile);
       offset = scale + size_of_params;
       plan = reinterpret_cast<int32_t*>(offset + size_of_params);
@@ -170,9 +199,9 @@ struct AmxPanel {
     };
     start_tiles(shape.columns);
     if (shape.parts > 1)
-      run(Weights<true>(p, codes, s.plan));
+      run(Weights<true>(p, codes, shape.group, s.plan));
     else
-      run(Weights<false>(p, codes, s.plan));
+      run(Weights<false>(p, codes, shape.group, s.plan));
     _tile_release();
   }
 
@@ -196,10 +225,20 @@ struct AmxPanel {
         const RowBlock block(p, n0 + i * each, n1);
         const uint8_t* rows[kRowBlock];
         block.point_at(p, o, stack, rows);
-        const Index at = i * size_of_params;
-        unpack(weights, p, block, rows, step, end, s.scale + at, s.offset + at, shape.groups,
-               s.panel);
-        multiply(shape, s.panel, step, end, x, tile0, tile1, s.acc + i * size);
+        const float *scale = s.scale + i * size_of_params, *offset = s.offset + i * size_of_params;
+        float* acc = s.acc + i * size;
+        if (shape.scales_sums) {
+          constexpr float kOne = 1, kZero = 0;
+          unpack(weights, p, block, rows, step, end, &kOne, &kZero, 0, s.panel);
+          for (Index j = 0; j < size; ++j) s.sums[j] = 0;
+          multiply(shape, s.panel, step, end, x, tile0, tile1, s.sums);
+          const Index group = step * kStep / p.group;
+          add_scaled(shape, s.sums, x_sums(shape, x, step / deep, tile0), scale + group,
+                     offset + group, tile1 - tile0, acc);
+        } else {
+          unpack(weights, p, block, rows, step, end, scale, offset, shape.groups, s.panel);
+          multiply(shape, s.panel, step, end, x, tile0, tile1, acc);
+        }
       }
     }
     for (Index i = 0; i < blocks; ++i)
@@ -226,6 +265,17 @@ struct AmxPanel {
       const float* at = x + shape.place(step, tile);
       add_tiles(weights, end - step, static_cast<int>(shape.parts), at,
                 at + (end - step) * shape.tile_size(), shape.columns, tile + 1 < tile1, acc);
+    }
+  }
+
+  // acc += sums of codes of one group times their scales, and offsets times sums of x.
+  static void add_scaled(const Shape& shape, const float* sums, const float* x_sums,
+                         const float* scale, const float* offset, Index tiles, float* acc) {
+    for (Index tile = 0; tile < tiles; ++tile, x_sums += kLanes) {
+      const Floats of_x = load_floats(x_sums);
+      for (Index r = 0; r < kRowBlock; ++r, sums += kLanes, acc += kLanes)
+        store_floats(acc, load_floats(acc) + load_floats(sums) * scale[r * shape.groups] +
+                              of_x * offset[r * shape.groups]);
     }
   }
 

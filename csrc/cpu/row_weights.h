@@ -23,18 +23,18 @@ class RowWeights {
   static constexpr int kStep = kTileWords, kStepBytes = kStep / 8 * kBits;
   static constexpr const uint16_t (&kCodes)[kStep] = kOrder.code;
 
-  // plan: scratch, of plan_size(p).
-  RowWeights(const Problem& p, const C& codes, int32_t* plan)
-      : p_(p), codes_(codes), groups_(groups_in(p)), plan_(plan) {
+  // group: codes that share a scale. plan: scratch, of plan_size(p).
+  RowWeights(const Problem& p, const C& codes, Index group, int32_t* plan)
+      : p_(p), codes_(codes), group_(group), groups_(groups_in(p, group)), plan_(plan) {
     if (kLooksUp)
       for (int half = 0; half < 2; ++half)
         entries_[half] = codes.convert(lane_numbers() + half * kLanes);
-    for (Index i = 0; i < plan_size(p); ++i)
-      plan[i] = static_cast<int32_t>(min_of(i / kStep * kStep + kOrder.code[i % kStep], p.K - 1) /
-                                     p.group);
+    for (Index i = 0; i < plan_size(p, group); ++i)
+      plan[i] =
+          static_cast<int32_t>(min_of(i / kStep * kStep + kOrder.code[i % kStep], p.K - 1) / group);
   }
-  static Index plan_size(const Problem& p) {
-    return groups_in(p) == kMany ? ceil_div(p.K, Index{kStep}) * kStep : 0;
+  static Index plan_size(const Problem& p, Index group) {
+    return groups_in(p, group) == kMany ? ceil_div(p.K, Index{kStep}) * kStep : 0;
   }
 
   // to[step][part of a weight][row] <- steps [begin, end) of kRowBlock rows, in which codes behind K are zeros.
@@ -42,14 +42,14 @@ class RowWeights {
   void unpack(const uint8_t* const (&rows)[kRowBlock], Index begin, Index end, const float* scale,
               const float* offset, Index stride, const uint8_t* ahead, uint16_t* to) const {
     const Index whole = min_of(end, p_.K / kStep);
-    if (groups_ == kOne && p_.group > kStep)
+    if (groups_ == kOne && group_ > kStep)
       unpack_groups(rows, begin, whole, scale, offset, stride, ahead, to);
     else
       unpack_steps(rows, begin, whole, scale, offset, stride, ahead, to);
     if (whole == end) return;
     // What is left of the rows, and codes that may be anything.
     const Index left = row_bytes(p_.K, kBits) - whole * kStepBytes;
-    const Index group = p_.group >= p_.K ? 0 : whole * kStep / p_.group;
+    const Index group = group_ >= p_.K ? 0 : whole * kStep / group_;
     to += (whole - begin) * kStepSize;
     for (Index r = 0; r < kRowBlock; ++r, scale += stride, offset += stride) {
       uint8_t last[kStepBytes] = {};
@@ -69,12 +69,13 @@ class RowWeights {
 
   const Problem& p_;
   const C& codes_;
+  const Index group_;
   const Groups groups_;
   const int32_t* plan_;  // of kMany: of each half of each step its group
   Floats entries_[2];    // where kLooksUp, the first ones, and the others or the same again
 
-  static Groups groups_in(const Problem& p) {
-    return p.group >= p.K || p.group % kStep == 0 ? kOne : p.group == kLanes ? kTwo : kMany;
+  static Groups groups_in(const Problem& p, Index group) {
+    return group >= p.K || group % kStep == 0 ? kOne : group == kLanes ? kTwo : kMany;
   }
 
   static void put(const Rounded& weights, uint16_t* to) {
@@ -88,7 +89,7 @@ class RowWeights {
                                                Index end, const float* scale, const float* offset,
                                                Index stride, const uint8_t* ahead,
                                                uint16_t* to) const {
-    const Index steps = p_.group >= p_.K ? end : p_.group / kStep;
+    const Index steps = group_ >= p_.K ? end : group_ / kStep;
     for (Index r = 0; r < kRowBlock; ++r, scale += stride, offset += stride) {
       ahead = prefetch(ahead, (end - begin) * kStepBytes);
       uint16_t* at = to + r * kStep;

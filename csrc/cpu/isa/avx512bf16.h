@@ -41,17 +41,8 @@ class XPairs {
   // to[16 lanes] <- elements [begin, end) of the 32 that begin at `from`, and zeros. Returns lanes whose
   // sum is theirs.
   Floats pack(const char* from, int64_t begin, int64_t end, float* to) {
-    const Ints pairs = pack_chosen(from, below(end) & ~below(begin));
-    _mm512_storeu_si512(to, (__m512i)pairs);
-    return (Floats)(pairs << 16) + (Floats)(pairs & static_cast<int32_t>(0xffff0000));
-  }
-  Ints pack(const char* from, int64_t count) { return pack_chosen(from, below(count)); }
-
-  bool in_range() const { return bad_ == 0; }
-
- private:
-  Ints pack_chosen(const char* from, uint32_t chosen) {
     constexpr int kExponent = 7;
+    const uint32_t chosen = below(end) & ~below(begin);
     const __m512i x = _mm512_maskz_loadu_epi16(chosen, from);
     const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     const __m512i least = _mm512_set1_epi16(1 << kExponent);
@@ -59,8 +50,14 @@ class XPairs {
     bad_ |=
         _mm512_cmpgt_epu16_mask(magnitude, most) |
         (_mm512_cmplt_epu16_mask(magnitude, least) & _mm512_test_epi16_mask(magnitude, magnitude));
-    return (Ints)_mm512_maskz_permutexvar_epi16(~0u, order_, x);
+    const __m512i pairs = _mm512_maskz_permutexvar_epi16(~0u, order_, x);
+    _mm512_storeu_si512(to, pairs);
+    return (Floats)((Ints)pairs << 16) + (Floats)((Ints)pairs & static_cast<int32_t>(0xffff0000));
   }
+
+  bool in_range() const { return bad_ == 0; }
+
+ private:
   static uint32_t below(int64_t i) { return i >= 32 ? ~0u : i <= 0 ? 0 : (uint32_t{1} << i) - 1; }
 
   __m512i order_;
