@@ -17,7 +17,9 @@ inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 constexpr bool fills_tiles(const Problem& p, int share) {
   return p.group >= p.K || p.group * p.bits * share >= 64 * 8;
 }
-// Whether amx_panel looks weights up, and a table is for more than a step, or codes of powers of two.
+// Whether amx_panel scales sums of codes.
+constexpr bool fills_panels(const Problem& p) { return p.group >= p.K || p.group % 128 == 0; }
+// Whether it looks weights up, and a table is for more than a step, or codes of powers of two.
 constexpr bool has_tables(const Problem& p) {
   const bool is_fast =
       4 % p.bits == 0 ? p.format == Format::kCodebook : p.bits <= 5 && p.group >= 64;
@@ -35,13 +37,14 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_panel", 0, 4, 64, kAnyRows, has_tables},
     {"amx_panel", 0, 8, 64, kAnyRows,
      [](const Problem& p) {
-       return p.format == Format::kAffine && 4 % p.bits == 0 && !fills_tiles(p, 2);
+       if (p.format != Format::kAffine || p.bits == 8) return false;
+       return 4 % p.bits == 0 ? !fills_tiles(p, 2) : p.bits > 5 && fills_panels(p);
      }},
     {"amx_panel", 0, 12, 64, kAnyRows,
      [](const Problem& p) {
        return !is_float8(p.format) && (8 % p.bits != 0 || (p.bits == 8 && !fills_tiles(p, 1)));
      }},
-    {"amx_panel", 0, 24, 64, kAnyRows,
+    {"amx_panel", 0, 17, 64, kAnyRows,
      [](const Problem& p) {
        return p.format == Format::kAffine && (p.bits == 8 || !fills_tiles(p, 1));
      }},
