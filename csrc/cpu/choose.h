@@ -19,7 +19,7 @@ constexpr bool fills_tiles(const Problem& p, int share) {
 }
 // Whether amx_panel scales sums of codes.
 constexpr bool fills_panels(const Problem& p) { return p.group >= p.K || p.group % 128 == 0; }
-// Whether it looks weights up, and a table is for more than a step, or codes of powers of two.
+// Whether it looks up the weights of a codebook that divides bytes, or those of 3 and 5 bits by a table for two steps and more.
 constexpr bool has_tables(const Problem& p) {
   const bool is_fast =
       4 % p.bits == 0 ? p.format == Format::kCodebook : p.bits <= 5 && p.group >= 64;
