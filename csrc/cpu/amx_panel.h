@@ -31,8 +31,6 @@ struct AmxPanel {
   static constexpr Index kDepth = 256, kBlocks = 8, kFewValues = 512 << 10, kFewGroups = 1024;
   // Magnitudes of scales and shifts, or zero: weights and what they lose then are normal numbers.
   static constexpr float kLeast = 0x1p-50f, kMost = 0x1p100f;
-  // Codes of a group, at least, whose sums are scaled.
-  static constexpr Index kSumGroup = 128;
   // Codes in a row from which on 2^-18 of a weight is less than what float32 sums may lose.
   static constexpr Index kLeastCodes = 192;
 
@@ -56,8 +54,7 @@ struct AmxPanel {
   }
 
   static bool scales_sums(const Problem& p) {
-    return C::kFormat == Format::kAffine && !p.rounded &&
-           (p.group % kSumGroup == 0 || p.group >= p.K);
+    return C::kFormat == Format::kAffine && !p.rounded && fills_panels(p);
   }
 
   struct Shape {

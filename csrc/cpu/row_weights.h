@@ -6,7 +6,6 @@
 #pragma once
 
 #include "common/codes.h"
-#include "common/params.h"
 #include "isa/amx_step.h"
 
 namespace jaxgemv::cpu {
@@ -175,7 +174,9 @@ class RowWeights {
     constexpr bool kMayBeInfinite = C::kFormat == Format::kE5M2;
     Floats values[2];
     if constexpr (kIsFloat8) {
-      load_float8_step<kMayBeInfinite>(from, values);
+      const Halfwords bytes = load_signed_step(from);
+      const Halfwords halves = C::kFormat == Format::kE4M3 ? halves_of_e4m3(bytes) : bytes << 8;
+      for (int half = 0; half < 2; ++half) values[half] = lanes_of_f16(halves, half);
     } else {
       const Ints codes = load_step<kBits>(from);
       for (int half = 0; half < 2; ++half)

@@ -141,14 +141,20 @@ inline Floats floats_of_float8(Ints byte) {
 inline Floats floats_of_e4m3(Ints byte) { return floats_of_float8<3, 127>(byte); }
 inline Floats floats_of_e5m2(Ints byte) { return floats_of_float8<2, 124>(byte); }
 
-// Of kLanes of them that begin at `from`. Half as wide they are float16, of e4m3 with an exponent that is
-// 8 too small: 1 / kE4M3Unit of what they are.
+// Half as wide they are float16, of e4m3 with an exponent that is 8 too small: 1 / kE4M3Unit of what they are.
+// Of vectors of 16-bit words, which are bytes with their sign.
 constexpr float kE4M3Unit = kConvertsF16 ? 256 : 1;
+template <typename Words>
+inline Words halves_of_e4m3(Words bytes) {
+  constexpr int16_t kMagnitude = 127 << 7;
+  const Words halves = bytes << 7 & ~0x4000;
+  return halves | (((halves & kMagnitude) == kMagnitude) & 0x4000);  // NaN
+}
+
+// Of kLanes of them that begin at `from`.
 inline Floats e4m3_at(const char* from) {
   if constexpr (kConvertsF16) {
-    constexpr int16_t kMagnitude = 127 << 7;
-    Shorts halves = widen_to_shorts(from) << 7 & ~0x4000;
-    halves |= ((halves & kMagnitude) == kMagnitude) & 0x4000;  // NaN
+    const Shorts halves = halves_of_e4m3(widen_to_shorts(from));
     return load_f16(reinterpret_cast<const char*>(&halves));
   } else {
     return floats_of_e4m3(widen_bytes(reinterpret_cast<const uint8_t*>(from)));

@@ -22,8 +22,9 @@ inline Ints load_ints(const void* from) {
 // Asks the second-level cache for bytes that will be read, and returns what comes behind them. A few lines
 // at a time, between other work: where more are on their way than the first level has room for, it waits.
 inline const uint8_t* prefetch(const uint8_t* from, Index bytes) {
-  for (const uint8_t* end = from + bytes; from < end; from += 64) __builtin_prefetch(from, 0, 2);
-  return from;
+  const uint8_t* end = from + bytes;
+  for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
+  return end;
 }
 
 // gcc would load it again for each use: three rows of x took twice as long.

@@ -82,29 +82,22 @@ inline Ints with_upper_halves(Ints codes) {
   return (codes & 0x000f000f) | load_ints(kUpper.bit);
 }
 
-// Halves `half` of 0 and 1 of a vector's as lanes.
-inline Ints lanes_of(Ints halves, int half) {
-  const __m512i all = (__m512i)halves;
-  const __m256i own =
-      half == 0 ? _mm512_castsi512_si256(all) : _mm512_maskz_extracti64x4_epi64(0xf, all, 1);
-  return (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, own);
+// The first or the second 16 halves of a vector; and as lanes.
+inline __m256i part_of(__m512i halves, int part) {
+  return part == 0 ? _mm512_castsi512_si256(halves)
+                   : _mm512_maskz_extracti64x4_epi64(0xf, halves, 1);
+}
+inline Ints lanes_of(Ints halves, int part) {
+  return (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, part_of((__m512i)halves, part));
 }
 
-// Of float8: as float16, which has the exponent of e5m2, and of e4m3 one that is 8 too small.
-template <bool kIsE5M2>
-inline void load_float8_step(const uint8_t* from, Floats (&values)[2]) {
-  const __m512i bytes = _mm512_maskz_cvtepi8_epi16(~0u, _mm256_loadu_si256((const __m256i*)from));
-  __m512i halves = _mm512_maskz_slli_epi16(~0u, bytes, kIsE5M2 ? 8 : 7);
-  if (!kIsE5M2) {
-    const __m512i magnitude = _mm512_set1_epi16(127 << 7), exponent = _mm512_set1_epi16(0x4000);
-    const __mmask32 is_nan =
-        _mm512_cmpeq_epi16_mask(_mm512_and_si512(halves, magnitude), magnitude);
-    halves = _mm512_andnot_si512(exponent, halves);
-    halves = _mm512_mask_blend_epi16(is_nan, halves, _mm512_or_si512(halves, exponent));
-  }
-  values[0] = (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm512_castsi512_si256(halves));
-  values[1] =
-      (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_extracti64x4_epi64(0xf, halves, 1));
+// The bytes of a step with their sign, and halves that are float16 as lanes.
+typedef int16_t Halfwords __attribute__((vector_size(64)));
+inline Halfwords load_signed_step(const uint8_t* from) {
+  return (Halfwords)_mm512_maskz_cvtepi8_epi16(~0u, _mm256_loadu_si256((const __m256i*)from));
+}
+inline Floats lanes_of_f16(Halfwords halves, int part) {
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, part_of((__m512i)halves, part));
 }
 
 inline Floats gather(const float* from, Ints places) {
