@@ -1,5 +1,6 @@
-// Which kernel is the fastest, of those that support a call. All numbers: one H200, the shapes and
-// the tables of docs/cuda-notes.md, `python -m bench`.
+// Which kernel is the fastest, of those that support a call. Numbers are of an H100 and an H200;
+// `python -m bench.choices` times all kernels and says what these choices cost: "Which kernel" in
+// docs/cuda-notes.md.
 #pragma once
 
 #include <algorithm>
@@ -11,72 +12,70 @@ namespace jaxgemv::cuda {
 
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
+// What crossovers ask of a problem, by itself or several at once.
+template <auto... kConditions>
+constexpr bool all(const Problem& problem) {
+  return (kConditions(problem) && ...);
+}
+template <auto... kConditions>
+constexpr bool any(const Problem& problem) {
+  return (kConditions(problem) || ...);
+}
+
 constexpr bool has_integers(const Problem& problem) { return problem.format == Format::kAffine; }
+constexpr bool has_floats(const Problem& problem) { return problem.format != Format::kAffine; }
+constexpr bool has_float8(const Problem& problem) { return is_float8(problem.format); }
 
-// For 33 to 64 rows of float32 direct decodes the weights eight times.
-constexpr bool has_integers_and_few_columns(const Problem& problem) {
-  return has_integers(problem) && (problem.x != Dtype::kF32 || problem.M <= 32);
+constexpr bool has_bf16_x(const Problem& problem) { return problem.x == Dtype::kBF16; }
+constexpr bool has_16_bit_x(const Problem& problem) { return problem.x != Dtype::kF32; }
+constexpr bool has_float32_x(const Problem& problem) { return problem.x == Dtype::kF32; }
+
+constexpr bool has_one_group(const Problem& problem) { return problem.group >= problem.K; }
+constexpr bool has_groups(const Problem& problem) { return problem.group < problem.K; }
+constexpr bool has_groups_of_16(const Problem& problem) {
+  return has_groups(problem) && problem.group % 32 != 0;
 }
-
-// wgmma_any does as much for 32 columns of x as for few; a row of float32 is two.
-constexpr bool has_many_columns(const Problem& problem) {
-  return problem.M * (problem.x == Dtype::kF32 ? 2 : 1) > 16;
-}
-
-constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
-
 // Groups for which direct and mma_any have to make terms in the middle of their 128 codes.
 constexpr bool has_small_groups(const Problem& problem) {
-  return problem.group % 128 != 0 && problem.group < problem.K;
+  return has_groups(problem) && problem.group % 128 != 0;
+}
+constexpr bool has_large_groups(const Problem& problem) { return !has_small_groups(problem); }
+constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
+
+constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
+constexpr bool has_even_rows(const Problem& problem) { return !has_odd_rows(problem); }
+constexpr bool has_short_rows(const Problem& problem) { return problem.K <= 2048; }
+
+template <Index kN>
+constexpr bool has_rows(const Problem& problem) {
+  return problem.N >= kN;
+}
+template <Index kN>
+constexpr bool has_no_more_rows(const Problem& problem) {
+  return problem.N <= kN;
+}
+// In 2^20 codes.
+template <Index kLeast>
+constexpr bool has_codes(const Problem& problem) {
+  return problem.N * problem.K >= kLeast << 20;
 }
 
 // The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
-constexpr bool has_integers_and_16_bit_x_and_large_groups(const Problem& problem) {
-  return has_integers(problem) && problem.x != Dtype::kF32 && !has_small_groups(problem);
+constexpr bool is_fast_in_direct(const Problem& problem) {
+  return all<has_integers, has_16_bit_x, has_large_groups>(problem) && problem.K % 32 == 0;
 }
 
-constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
-
-// x of a tile of direct, times norm, is made anew for every 16 rows of the weights.
-constexpr bool has_short_rows_of_integers_and_16_bit_x(const Problem& problem) {
-  return has_integers_and_16_bit_x_and_large_groups(problem) && problem.K <= 2048;
-}
-constexpr bool has_short_rows_of_integers_and_bf16_x(const Problem& problem) {
-  return has_short_rows_of_integers_and_16_bit_x(problem) && problem.x == Dtype::kBF16;
+// stream has a CTA for 16 rows of the weights, which does more where scales of a table are no part of the operand.
+constexpr bool has_many_tiles(const Problem& problem) {
+  const bool is_slow = problem.format == Format::kCodebook && has_groups_of_64(problem);
+  return problem.batch * problem.N >= (is_slow ? 1024 : 512);
 }
 
-// What others are slow with or refuse, and fma takes as it takes all.
-constexpr bool has_small_groups_in_even_rows(const Problem& problem) {
-  return has_small_groups(problem) && !has_odd_rows(problem);
-}
-constexpr bool has_16_bit_x_and_small_groups_or_odd_rows(const Problem& problem) {
-  return problem.x != Dtype::kF32 && (has_small_groups(problem) || has_odd_rows(problem));
-}
-constexpr bool has_16_bit_x_and_small_groups_and_few_rows(const Problem& problem) {
-  return problem.N <= 512 && has_16_bit_x_and_small_groups_or_odd_rows(problem);
-}
-
-// Of which direct has several warps share a row, or not its fast case.
-constexpr bool has_long_or_odd_rows(const Problem& problem) {
-  return problem.K > 2048 || problem.K % 128 != 0;
-}
-
-// stream has a CTA for 16 rows of the weights.
-constexpr bool has_many_tiles(const Problem& problem) { return problem.batch * problem.N >= 512; }
-
-// mma has one warp for a stretch of a row.
-constexpr bool has_long_rows(const Problem& problem) {
-  return problem.K >= 1024 && problem.N * problem.K >= Index{10} << 20;
-}
-
-// wgmma_tma makes an image of x first, and then reads faster than wgmma and stream do.
-constexpr bool is_large(const Problem& problem) { return problem.N * problem.K >= Index{48} << 20; }
-// Others have an image too, or read the weights twice; or are wgmma.
-constexpr bool is_quite_large(const Problem& problem) {
-  return problem.N * problem.K >= Index{24} << 20;
-}
-constexpr bool is_quite_large_with_one_group(const Problem& problem) {
-  return is_quite_large(problem) && problem.group >= problem.K;
+// wgmma_any does as much for 32 columns of x as for few, and a row of float32 is two; mma_any does more at
+// the end of a group.
+constexpr bool has_many_columns(const Problem& problem) {
+  return problem.M > 16 ||
+         all<has_rows<512>, has_codes<4>, any<has_float32_x, has_groups>>(problem);
 }
 
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
@@ -107,58 +106,71 @@ inline constexpr OperandSet kEpilogue = OperandSet::of(Operand::kActivation, Ope
 inline constexpr Crossover kCrossovers[] = {
     // Against direct: "One and two rows of any format".
     {"fma", 0, 1, 1, 1'000'000},
-    {"fma", 0, 1, 1, 1 << 20, has_small_groups_in_even_rows},
-    {"fma", 0, 1, 2, 1 << 20, has_16_bit_x_and_small_groups_or_odd_rows},
-    {"fma", 0, 1, 4, 5 << 20, has_16_bit_x_and_small_groups_and_few_rows},
+    {"fma", 0, 1, 2, 1 << 20, all<has_16_bit_x, any<has_small_groups, has_odd_rows>>},
+    {"fma", 0, 1, 4, 5 << 20,
+     all<has_16_bit_x, any<has_small_groups, has_odd_rows>, has_no_more_rows<512>>},
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, has_integers},
-    // Of tables and float8: half as many, unless terms are few.
-    {"direct", 0, 1, 64, 1 << 19},
     {"direct", 0, 1, 64, 1 << 20, has_groups_of_64},
+    {"direct", 0, 1, 64, 1 << 19},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
-    {"direct", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_bf16_x, kNorm},
-    {"direct", 0, 1, 16, 1 << 21, has_short_rows_of_integers_and_16_bit_x, kNorm},
-    {"stream", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kNorm},
-    {"direct", 0, 1, 16, 1 << 22, has_short_rows_of_integers_and_16_bit_x, kEpilogue},
-    // Against stream, wgmma and wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 4, 9, 64, kAnyRows, is_quite_large, kNorm},
-    {"wgmma_tma", 4, 9, 64, kAnyRows, is_large},
-    // Against wgmma: "What the L2 keeps".
-    {"wgmma_tma", 4, 17, 64, kAnyRows, is_quite_large},
-    {"wgmma_tma", 8, 17, 64, kAnyRows, is_quite_large_with_one_group},
-    // Against mma, mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
+    {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, has_short_rows, has_bf16_x>, kNorm},
+    {"direct", 0, 1, 16, 1 << 21, all<is_fast_in_direct, has_short_rows>, kNorm},
+    {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, has_short_rows>, kNorm},
+    {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, has_short_rows>, kEpilogue},
+    // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
+    // "Boxes of weights".
+    {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
+    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
+    {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
+    {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<24>, has_one_group>},
+    {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<8>, has_groups>},
+    // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
     {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
     {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
-    // Against direct, mma and mma_any: "One and two rows of any format".
-    {"fma", 0, 1, 1, kAnyRows, has_small_groups_in_even_rows},
-    {"fma", 0, 1, 2, kAnyRows, has_16_bit_x_and_small_groups_or_odd_rows},
-    {"fma", 0, 1, 1, 5 << 20, has_long_or_odd_rows},
-    // Against wgmma, mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 16, 5 << 20, has_integers},
-    // Of tables and float8, where stream refuses.
-    {"direct", 0, 1, 64, 5 << 19},
+    // Against direct and mma_any: "One and two rows of any format".
+    {"fma", 0, 1, 1, kAnyRows, all<has_small_groups, has_even_rows>},
+    {"fma", 0, 1, 1, 100 << 20, all<any<has_no_more_rows<1792>, has_codes<20>>, has_even_rows>},
+    {"fma", 0, 1, 2, 10 << 20, all<has_16_bit_x, has_odd_rows>},
+    // With a norm, which direct makes x of for every 16 rows of the weights; only these take one.
+    {"direct", 0, 1, 8, 16 << 20, is_fast_in_direct, kNorm},
+    {"direct", 0, 9, 16, 8 << 20, is_fast_in_direct, kNorm},
+    {"direct", 0, 1, 16, 5 << 20, nullptr, kNorm},
+    {"direct", 0, 17, 64, 3 << 20, has_16_bit_x, kNorm},
+    {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<24>, kNorm},
+    {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns, kNorm},
+    {"mma_any", 0, 1, 64, kAnyRows, nullptr, kNorm},
+    // Against wgmma, wgmma_any, mma and mma_any: "Which kernel".
+    {"direct", 0, 1, 16, 10 << 20, has_16_bit_x},
+    {"direct", 0, 17, 32, 6 << 20, is_fast_in_direct},
+    {"direct", 0, 17, 32, 4 << 20, has_16_bit_x},
+    {"direct", 0, 33, 64, 4 << 20, is_fast_in_direct},
+    {"direct", 0, 1, 8, 11 << 20},
+    {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
+    {"direct", 0, 9, 32, 3 << 20},
+    {"direct", 0, 33, 64, 3 << 19},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
-    // Against mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 64, 5 << 20, has_integers_and_few_columns},
     // Against wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 0, 9, 64, kAnyRows, is_quite_large},
+    {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<8>},
+    {"wgmma_tma", 0, 9, 64, kAnyRows, all<has_codes<3>, has_float8>},
+    // "Which kernel" again, and against fma.
+    {"direct", 0, 1, 16, 20 << 20, all<has_16_bit_x, has_floats>},
+    {"mma", 4, 1, 8, kAnyRows, has_codes<48>},
+    {"direct", 0, 1, 16, 64 << 20, is_fast_in_direct},
+    {"fma", 0, 2, 2, kAnyRows, all<has_16_bit_x, has_small_groups, has_even_rows>},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Where that is not.
     {"stream", 2, 25, 64, kAnyRows, has_many_tiles},
+    {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
     {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
-    // Against direct: "One and two rows of any format".
-    {"mma", 0, 1, 8, kAnyRows, has_long_rows},
-    // Against mma and mma_any: "Small matrices".
-    {"direct", 0, 1, 64, 1 << 24, has_integers_and_16_bit_x_and_large_groups},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
     {"stream", 0, 1, 16},
-    {"mma", 0, 1, 8},
     {"mma_any", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},
 };
