@@ -5,7 +5,6 @@
 - `python -m bench --rows 1,16,64 --save`: more rows of x; JSON and a plot go to bench/results/
 - `python -m bench --no-jit --systems jaxgemv`: the kernels alone, in captured CUDA graphs; quick
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
-- `python -m bench --tune --rows 1,4,8,16,32,64`: every kernel that supports a problem, beside the one that is chosen
 - `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch, MLX and llama.cpp
 - `python -m bench --grid --seed 1`: some 300 products of every kind, and those that are slower than XLA's dense product
 - `python -m bench --plot FILE.json`: draws an earlier result again, with --shapes the shapes that you name
@@ -35,7 +34,6 @@ from bench import (
     systems,
     timing,
     torch_systems,
-    tune,
 )
 from jaxgemv._ffi import set_cpu_isa
 
@@ -74,9 +72,6 @@ def main() -> None:
     plan = PLANS[device.platform]
     if args.quick:
         plan = plan._replace(repeats=5)
-    if args.tune:
-        _tune(device, plan, args)
-        return
     cells = _cells(device.platform, args)
     if not cells:
         raise SystemExit("bench: nothing to measure; see SYSTEMS in bench/systems.py")
@@ -143,20 +138,6 @@ def _grid(device, args) -> None:
     if args.save or args.out:
         path = report.save(args.out, env, {"grid": True, **method}, rows, "-grid")
         console.print(f"saved to {path}; {_plot(path)}", markup=False)
-
-
-def _tune(device, plan, args) -> None:
-    library, missing = native.load(device) if device.platform == "gpu" else (None, "no GPU")
-    if library is None:
-        raise SystemExit(f"bench: --tune needs a GPU and nvcc; {missing}")
-    library = native.Native(library, int(plan.rotate))
-    args.systems = ["jaxgemv"]
-    results = []
-    for n, k, dtype, system in _cells("gpu", args):
-        if system.format not in ("f16", "bf16"):
-            each = tune.tune(system, n, k, dtype, args.rows, plan, library)
-            results += [(n, k, dtype, system.format, *one) for one in each]
-    _console().print(tune.table(results))
 
 
 def _plot(path: Path, shapes: list[tuple[int, int]] | None = None) -> str:
@@ -239,9 +220,6 @@ def _arguments():
     parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, fewer repeats")
     parser.add_argument("--no-jit", action="store_true", help="only the kernels alone, in captured graphs")
-    parser.add_argument(
-        "--tune", action="store_true", help="compare the kernels of the table with each other"
-    )
     parser.add_argument(
         "--shapes", "--only", type=_shapes, metavar="NxK,...", help="instead of the usual ones"
     )

@@ -2,7 +2,6 @@
 // them. Compiled together with the kernels of csrc/cuda, so what is timed is what the package runs.
 
 #include "../csrc/cuda/launch.h"
-#include "../csrc/kernel.h"
 #include "graph.h"
 
 namespace {
@@ -13,18 +12,13 @@ using jaxgemv::Index;
 
 }  // namespace
 
-// Name of the kernel that ran last.
-extern "C" const char* jaxgemv_bench_kernel() { return jaxgemv::trace().last; }
-
 // y (M, N) = x (M, K) times weight i, for i in 0 .. calls. Scale and zero (or null) of one dtype, (N,)
 // when group is 0, else (N, K / group). Dtypes are numbers of jaxgemv::Dtype; image: (M, image_bytes).
-// `kernel`: the name of the only one to run, or "".
 extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index K, int bits,
                                         Index group, int x_dtype, int scale_dtype, const void* x,
                                         void* y, void* image, Index image_bytes, int calls,
                                         int replays, const uint8_t* const* packed,
-                                        const void* const* scale, const void* const* zero,
-                                        const char* kernel) {
+                                        const void* const* scale, const void* const* zero) {
   jaxgemv::Problem problem;
   problem.M = M, problem.N = N, problem.K = K, problem.bits = bits;
   problem.group = group > 0 ? group : K;
@@ -41,7 +35,7 @@ extern "C" float jaxgemv_bench_products(Scratch scratch, Index M, Index N, Index
       operands.image = image, operands.image_row_bytes = image_bytes;
       operands.scale = {scale[i], dtype, 0, groups, groups > 1 ? 1 : 0};
       if (zero[i] != nullptr) operands.shift = {zero[i], dtype, 0, groups, groups > 1 ? 1 : 0};
-      status = jaxgemv::cuda::launch(problem, operands, {}, stream, kernel);
+      status = jaxgemv::cuda::launch(problem, operands, {}, stream, "");
     }
     return status;
   });

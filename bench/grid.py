@@ -21,7 +21,7 @@ _SAMPLED = 8, 256  # rows of x, rows of the weight: where results are checked
 _TURNS = 3  # that a cell which seems to lose has with XLA
 
 
-def _copies(tree, count: int) -> list:
+def copies(tree, count: int) -> list:
     return [jax.tree.map(jnp.array, tree) for _ in range(count)]
 
 
@@ -120,7 +120,7 @@ class _Alike:
     def _fill(self, row: Row, cell: Cell, program, check, count: int) -> None:
         grid, x = self.grid, self.x[cell.rows]
         row.floor_us = grid.floor.us(total_bytes(cell))
-        weights = _copies(weight(cell, random(cell.bits)), count)
+        weights = copies(weight(cell, random(cell.bits)), count)
         y, sample = grid.time(program, x, weights, self.dtype)
         row.us, row.spread, row.calls = sample.us, sample.spread, sample.calls
         row.error, row.kernel = float(check(x, weights[0], y)), grid.kernel(program)
@@ -141,7 +141,7 @@ class _Alike:
 
     @cached_property
     def dense_weights(self) -> list:
-        return _copies(self._normal(self.cells[0].shape), max(self.dense_counts.values()))
+        return copies(self._normal(self.cells[0].shape), max(self.dense_counts.values()))
 
     def _dense(self, m: int) -> float:
         weights = self.dense_weights[: self.dense_counts[m]]

@@ -7,6 +7,7 @@ import platform
 import runpy
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -31,10 +32,7 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL, scratch_bytes: int):
         self._library = library
-        results = {
-            ctypes.c_float: ("products", "reads", "elapsed"),
-            ctypes.c_char_p: ("error", "kernel"),
-        }
+        results = {ctypes.c_float: ("products", "reads", "elapsed"), ctypes.c_char_p: ("error",)}
         for result, names in results.items():
             for name in names:
                 if hasattr(library, f"jaxgemv_bench_{name}"):  # not those of kernels that were not compiled
@@ -55,10 +53,10 @@ class Native:
         read = self._library.jaxgemv_bench_reads
         return self._checked(read(self._scratch, size, calls, replays, ctas_per_sm, threads))
 
-    def product_us(self, x, weights, y, replays: int, kernel: str = "") -> float | None:
+    def product_us(self, x, weights, y, replays: int) -> float | None:
         """One product of x, in a graph of one with each weight, which write to y; None without a kernel.
 
-        The weights are QuantizedTensors. `kernel`: the only one to try.
+        The weights are QuantizedTensors.
         """
         w = weights[0]
         if w.codebook is not None or w.packed.dtype != jnp.uint32:
@@ -82,13 +80,8 @@ class Native:
             _pointers([w.packed for w in weights]),
             _pointers([w.scale for w in weights]),
             _pointers([w.zero for w in weights]),
-            kernel.encode(),
         )
         return None if us == -_NOT_SUPPORTED else self._checked(us)
-
-    def last_kernel(self) -> str:
-        """Name of the kernel that product_us ran last."""
-        return self._library.jaxgemv_bench_kernel().decode()
 
     def _checked(self, us: float) -> float:
         if us < 0:
@@ -113,7 +106,7 @@ class HostClock:
 def load(device, *, kernels: bool = True) -> tuple[ctypes.CDLL | None, str | None]:
     """Compiles the sources, once: (library, None) or (None, why not).
 
-    kernels: with those of the package, which takes minutes; product_us and last_kernel need them.
+    kernels: with those of the package, which takes minutes; product_us needs them.
     """
     compiler = nvcc()
     if compiler is None:
@@ -143,15 +136,29 @@ def load(device, *, kernels: bool = True) -> tuple[ctypes.CDLL | None, str | Non
 
 def load_reader() -> tuple[ctypes.CDLL | None, str | None]:
     """Compiles the read floor and the stopwatch of a CPU, for this one: (library, None) or (None, why not)."""
+    return _for_host(["-O3", "-march=native", "-pthread"], [_HERE / "read.cc", _HERE / "clock.cc"])
+
+
+def load_chooser(backend: str) -> tuple[ctypes.CDLL | None, str | None]:
+    """Compiles the rules by which a backend chooses kernels: (library, None) or (None, why not)."""
+    folder = _CUDA.parent / backend
+    options = ["-O1", f'-DJAXGEMV_CHOOSE="{folder / "choose.h"}"', f"-DJAXGEMV_BACKEND={backend}"]
+    headers = *sorted(folder.glob("*.h")), *sorted(_CUDA.parent.glob("*.h"))
+    return _for_host(options, [_HERE / "choose.cc"], headers)
+
+
+def _for_host(
+    options: list[str], sources: list[Path], headers: Sequence[Path] = ()
+) -> tuple[ctypes.CDLL | None, str | None]:
+    """headers: those that may change."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         return None, "no C++ compiler in $CXX or on PATH"
-    sources = [_HERE / "read.cc", _HERE / "clock.cc"]
-    command = [compiler, "-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread"]
-    command += ["-isystem", jax.ffi.include_dir(), *map(str, sources)]
+    command = [compiler, *options, "-std=c++20", "-shared", "-fPIC", "-isystem", jax.ffi.include_dir()]
+    command += map(str, sources)
     recipe = hashlib.sha256(f"{command} {platform.node()} {jax.__version__}".encode())
-    for source in sources:
-        recipe.update(source.read_bytes())
+    for file in (*sources, *headers):
+        recipe.update(file.read_bytes())
     return _compiled(command, recipe.hexdigest())
 
 

@@ -64,6 +64,16 @@ struct Crossover {
   }
 };
 
+// Rows of x up to which a backend's kernels are used at all.
+//   most_rows   where they are at least as fast as to dequantise and let XLA multiply
+//   fused_rows  with a norm, where all parts of a call inside a kernel are faster than XLA's around another one
+//   epilogue_rows  the same without a norm: activation and residual
+//   global_scale_rows  the same with a global scale
+//   gradient_rows  most_rows of the transposed product
+struct Crossovers {
+  Index most_rows, fused_rows, epilogue_rows, global_scale_rows, gradient_rows;
+};
+
 // What the kernels of a table take between them, for the product and for the transposed one.
 // `identity`: whether the transposed one may leave x out.
 struct Taken {

@@ -24,18 +24,6 @@ inline nanobind::object to_python(std::string_view text) {
   return nanobind::str(text.data(), text.size());
 }
 
-// What a backend is made of, but for its handlers: `kernels()` of all there are, and its crossovers.
-//   most_rows   rows of x, up to which kernels are at least as fast as to dequantise and let XLA
-//               multiply
-//   fused_rows  with a norm, rows of x, up to which all parts of a call inside a kernel are faster than
-//               XLA's around another one
-//   epilogue_rows  the same without a norm: activation and residual
-//   global_scale_rows  the same with a global scale
-//   gradient_rows  most_rows of the transposed product
-struct Crossovers {
-  Index most_rows, fused_rows, epilogue_rows, global_scale_rows, gradient_rows;
-};
-
 // All that both modules have for Python, which `_ffi.py` reads.
 template <typename Kernels, typename GetCrossovers>
 void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targets,

@@ -4,62 +4,64 @@
 #include <limits>
 #include <string_view>
 
+#include "../conditions.h"
 #include "../kernel.h"
-#include "../module.h"
 #include "table.h"
 
 namespace jaxgemv::cpu {
 
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
-// Whether groups are at least 1 / `share` of 64 bytes, a row of an AMX tile: amx_bf16 and amx_int8 multiply
-// that once for each group in it.
-constexpr bool fills_tiles(const Problem& p, int share) {
-  return p.group >= p.K || p.group * p.bits * share >= 64 * 8;
+// Groups of at least so many bits: amx_bf16 and amx_int8 multiply a row of an AMX tile, 512 bits, once for
+// each group in it.
+template <int kBits>
+constexpr bool has_wide_groups(const Problem& p) {
+  return p.group >= p.K || p.group * p.bits >= kBits;
 }
-// Whether amx_panel looks up the weights of a codebook that divides bytes, or those of 3 and 5 bits by a table for two steps and more.
+constexpr bool has_bytes_divided(const Problem& p) { return 8 % p.bits == 0; }
+// Whether amx_panel looks up the weights of a codebook that divides bytes, or those of 3 and 5 bits by a
+// table for two steps and more.
 constexpr bool has_tables(const Problem& p) {
-  const bool is_fast =
-      4 % p.bits == 0 ? p.format == Format::kCodebook : p.bits <= 5 && p.group >= 64;
+  const bool is_fast = 4 % p.bits == 0 ? has_table(p) : p.bits <= 5 && p.group >= 64;
   return is_fast && p.N * p.K >= Index{1} << 19;
 }
-// Rows of the weight from which on it pays to cut x into slices for tiles of bytes.
-constexpr Index kRowsForSlices = 512;
+// amx_bf16 has two parts of float16 x.
+constexpr bool is_for_bf16_tiles(const Problem& p) {
+  return none<has_x<Dtype::kF16>>(p) || !has_table(p) || (p.M >= 15 && p.M <= 64 && p.K >= 1280);
+}
 
 // Of kernels that can run a call. Rows of the table are in order of preference too (isa/).
 inline constexpr Crossover kCrossovers[] = {
-    // "Finished weights on AMX": from 65 rows on all; below, what others have no tiles for, or scale in
-    // narrow groups.
+    // "Finished weights on AMX", "Which kernel": from 65 rows on all; below, what others have no tiles for,
+    // or scale in narrow groups.
     {"amx_panel", 0, 65, kAnyRows},
     {"amx_panel", 0, 3, 64, kAnyRows, nullptr, OperandSet::of(Operand::kOneByteScale)},
     {"amx_panel", 0, 4, 64, kAnyRows, has_tables},
-    {"amx_panel", 0, 8, 64, kAnyRows,
-     [](const Problem& p) {
-       if (p.format != Format::kAffine || p.bits == 8) return false;
-       return 4 % p.bits == 0 ? !fills_tiles(p, 2) : p.bits > 5 && fills_panels(p);
-     }},
-    {"amx_panel", 0, 12, 64, kAnyRows,
-     [](const Problem& p) {
-       return !is_float8(p.format) && (8 % p.bits != 0 || (p.bits == 8 && !fills_tiles(p, 1)));
-     }},
-    {"amx_panel", 0, 17, 64, kAnyRows,
-     [](const Problem& p) {
-       return p.format == Format::kAffine && (p.bits == 8 || !fills_tiles(p, 1));
-     }},
-    {"amx_panel", 0, 33, 64, kAnyRows, [](const Problem& p) { return !fills_tiles(p, 1); }},
+    {"amx_panel", 1, 5, 64, kAnyRows, has_integers},
+    {"amx_panel", 2, 5, 64, kAnyRows, has_integers},
+    {"amx_panel", 4, 8, 64, kAnyRows, all<has_integers, none<has_wide_groups<256>>>},
+    {"amx_panel", 4, 12, 64, kAnyRows, all<has_integers, none<has_wide_groups<512>>>},
+    {"amx_panel", 6, 8, 64, kAnyRows, all<has_integers, fills_panels>},
+    {"amx_panel", 7, 8, 64, kAnyRows, all<has_integers, fills_panels>},
+    {"amx_panel", 0, 12, 64, kAnyRows, all<none<has_float8>, none<has_bytes_divided>>},
+    {"amx_panel", 8, 12, 64, kAnyRows, none<has_float8, has_wide_groups<512>>},
+    {"amx_panel", 8, 17, 64, kAnyRows, has_integers},
+    {"amx_panel", 0, 17, 64, kAnyRows, all<has_float8, none<has_wide_groups<512>>>},
+    {"amx_panel", 0, 33, 64, kAnyRows, none<has_wide_groups<512>>},
     // "Slices on AMX", "Bytes on their way": int4 g128, bfloat16 x, three rows 0.75 ms for 0.90; float16 12 rows
     // 1.29 for 1.43. Of other formats there are no slices.
-    {"amx_bf16", 0, 12, kAnyRows, kAnyRows, [](const Problem& p) { return fills_tiles(p, 2); }},
-    {"amx_bf16", 0, 3, kAnyRows, kAnyRows,
-     [](const Problem& p) {
-       return p.format != Format::kAffine ||
-              (p.bits == 4 && p.x == Dtype::kBF16 && fills_tiles(p, 2));
-     }},
-    // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot.
-    {"amx_int8", 0, 2, 128, kAnyRows,
-     [](const Problem& p) { return p.N >= kRowsForSlices && fills_tiles(p, 1); }},
-    {"amx_int8", 0, 2, 16, kAnyRows,
-     [](const Problem& p) { return p.N >= kRowsForSlices && fills_tiles(p, 2); }},
+    {"amx_bf16", 0, 12, kAnyRows, kAnyRows, all<has_wide_groups<256>, is_for_bf16_tiles>},
+    {"amx_bf16", 0, 6, kAnyRows, kAnyRows,
+     all<has_x<Dtype::kF16>, has_integers, has_width<2>, has_wide_groups<512>>},
+    {"amx_bf16", 0, 3, kAnyRows, kAnyRows, all<none<has_integers>, is_for_bf16_tiles>},
+    {"amx_bf16", 4, 3, kAnyRows, kAnyRows, all<has_x<Dtype::kBF16>, has_wide_groups<256>>},
+    // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot. Of few rows of the
+    // weight x is cut into slices for little ("Which kernel").
+    {"amx_int8", 0, 3, 128, kAnyRows, all<has_rows<512>, has_wide_groups<512>>},
+    {"amx_int8", 0, 2, 2, kAnyRows, all<has_rows<512>, has_columns<2560>, has_wide_groups<256>>},
+    {"amx_int8", 8, 129, 512, kAnyRows, all<has_rows<512>, has_wide_groups<1024>>},
+    {"amx_int8", 0, 3, 8, kAnyRows, all<has_codes<1>, has_wide_groups<512>>},
+    {"amx_int8", 0, 3, 4, kAnyRows, all<has_rows<512>, has_wide_groups<256>>},
     // "Pairs of bfloat16 for few rows": at one row as fast or faster, at two 0.61 ms for 1.0.
     {"bf16_dot", 0, 1, 2},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.

@@ -6,63 +6,28 @@
 #include <algorithm>
 #include <limits>
 
+#include "../conditions.h"
 #include "../kernel.h"
 
 namespace jaxgemv::cuda {
 
 inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 
-// What crossovers ask of a problem, by itself or several at once.
-template <auto... kConditions>
-constexpr bool all(const Problem& problem) {
-  return (kConditions(problem) && ...);
-}
-template <auto... kConditions>
-constexpr bool any(const Problem& problem) {
-  return (kConditions(problem) || ...);
-}
+// Of K codes that are no whole octets.
+constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
 
-constexpr bool has_integers(const Problem& problem) { return problem.format == Format::kAffine; }
-constexpr bool has_floats(const Problem& problem) { return problem.format != Format::kAffine; }
-constexpr bool has_float8(const Problem& problem) { return is_float8(problem.format); }
-
-constexpr bool has_bf16_x(const Problem& problem) { return problem.x == Dtype::kBF16; }
-constexpr bool has_16_bit_x(const Problem& problem) { return problem.x != Dtype::kF32; }
-constexpr bool has_float32_x(const Problem& problem) { return problem.x == Dtype::kF32; }
-
-constexpr bool has_one_group(const Problem& problem) { return problem.group >= problem.K; }
-constexpr bool has_groups(const Problem& problem) { return problem.group < problem.K; }
 constexpr bool has_groups_of_16(const Problem& problem) {
-  return has_groups(problem) && problem.group % 32 != 0;
+  return !has_one_group(problem) && problem.group % 32 != 0;
 }
 // Groups for which direct and mma_any have to make terms in the middle of their 128 codes.
 constexpr bool has_small_groups(const Problem& problem) {
-  return has_groups(problem) && problem.group % 128 != 0;
+  return !has_one_group(problem) && problem.group % 128 != 0;
 }
-constexpr bool has_large_groups(const Problem& problem) { return !has_small_groups(problem); }
 constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
-
-constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
-constexpr bool has_even_rows(const Problem& problem) { return !has_odd_rows(problem); }
-constexpr bool has_short_rows(const Problem& problem) { return problem.K <= 2048; }
-
-template <Index kN>
-constexpr bool has_rows(const Problem& problem) {
-  return problem.N >= kN;
-}
-template <Index kN>
-constexpr bool has_no_more_rows(const Problem& problem) {
-  return problem.N <= kN;
-}
-// In 2^20 codes.
-template <Index kLeast>
-constexpr bool has_codes(const Problem& problem) {
-  return problem.N * problem.K >= kLeast << 20;
-}
 
 // The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
 constexpr bool is_fast_in_direct(const Problem& problem) {
-  return all<has_integers, has_16_bit_x, has_large_groups>(problem) && problem.K % 32 == 0;
+  return all<has_integers, has_16_bit_x, none<has_small_groups>>(problem) && problem.K % 32 == 0;
 }
 
 // stream has a CTA for 16 rows of the weights, which does more where scales of a table are no part of the operand.
@@ -75,7 +40,7 @@ constexpr bool has_many_tiles(const Problem& problem) {
 // the end of a group.
 constexpr bool has_many_columns(const Problem& problem) {
   return problem.M > 16 ||
-         all<has_rows<512>, has_codes<4>, any<has_float32_x, has_groups>>(problem);
+         all<has_rows<512>, has_codes<4>, any<has_x<Dtype::kF32>, none<has_one_group>>>(problem);
 }
 
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
@@ -100,6 +65,7 @@ constexpr bool is_for_dequantize(Index codes, Dtype x) {
   return x != Dtype::kF32 && codes >= Index{1} << 22;
 }
 
+inline constexpr OperandSet kOneByteScale = OperandSet::of(Operand::kOneByteScale);
 inline constexpr OperandSet kNorm = OperandSet::of(Operand::kNorm);
 inline constexpr OperandSet kEpilogue = OperandSet::of(Operand::kActivation, Operand::kResidual);
 
@@ -108,33 +74,39 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 1, 1'000'000},
     {"fma", 0, 1, 2, 1 << 20, all<has_16_bit_x, any<has_small_groups, has_odd_rows>>},
     {"fma", 0, 1, 4, 5 << 20,
-     all<has_16_bit_x, any<has_small_groups, has_odd_rows>, has_no_more_rows<512>>},
+     all<has_16_bit_x, any<has_small_groups, has_odd_rows>, none<has_rows<513>>>},
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, has_integers},
     {"direct", 0, 1, 64, 1 << 20, has_groups_of_64},
     {"direct", 0, 1, 64, 1 << 19},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
-    {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, has_short_rows, has_bf16_x>, kNorm},
-    {"direct", 0, 1, 16, 1 << 21, all<is_fast_in_direct, has_short_rows>, kNorm},
-    {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, has_short_rows>, kNorm},
-    {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, has_short_rows>, kEpilogue},
+    {"direct", 0, 1, 16, 1 << 22,
+     all<is_fast_in_direct, none<has_columns<2049>>, has_x<Dtype::kBF16>>, kNorm},
+    {"direct", 0, 1, 16, 1 << 21, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
+    {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
+    {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kEpilogue},
     // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
     // "Boxes of weights".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
+    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
+    {"wgmma", 4, 9, 16, kAnyRows, all<none<has_rows<5121>>, has_columns<12288>>},
     {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
     {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<24>, has_one_group>},
-    {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<8>, has_groups>},
+    {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
     {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
     {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
-    // Against direct and mma_any: "One and two rows of any format".
-    {"fma", 0, 1, 1, kAnyRows, all<has_small_groups, has_even_rows>},
-    {"fma", 0, 1, 1, 100 << 20, all<any<has_no_more_rows<1792>, has_codes<20>>, has_even_rows>},
-    {"fma", 0, 1, 2, 10 << 20, all<has_16_bit_x, has_odd_rows>},
+    {"stream", 0, 1, 16, kAnyRows, all<none<has_integers>, has_columns<4096>>, kOneByteScale},
+    // Against direct and mma_any: "One and two rows of any format", "Which kernel".
+    {"mma", 4, 1, 8, kAnyRows, has_codes<48>},
+    {"fma", 8, 1, 1, 256 << 20, all<has_codes<20>, none<has_odd_rows>>},
+    {"fma", 0, 1, 1, kAnyRows, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
+    {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
+    {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},
     // With a norm, which direct makes x of for every 16 rows of the weights; only these take one.
     {"direct", 0, 1, 8, 16 << 20, is_fast_in_direct, kNorm},
     {"direct", 0, 9, 16, 8 << 20, is_fast_in_direct, kNorm},
@@ -148,7 +120,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 17, 32, 6 << 20, is_fast_in_direct},
     {"direct", 0, 17, 32, 4 << 20, has_16_bit_x},
     {"direct", 0, 33, 64, 4 << 20, is_fast_in_direct},
-    {"direct", 0, 1, 8, 11 << 20},
+    {"direct", 0, 1, 8, 6 << 20},
+    {"direct", 0, 1, 8, 11 << 20, none<has_float8>},
     {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
     {"direct", 0, 9, 32, 3 << 20},
     {"direct", 0, 33, 64, 3 << 19},
@@ -158,10 +131,11 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<8>},
     {"wgmma_tma", 0, 9, 64, kAnyRows, all<has_codes<3>, has_float8>},
     // "Which kernel" again, and against fma.
-    {"direct", 0, 1, 16, 20 << 20, all<has_16_bit_x, has_floats>},
-    {"mma", 4, 1, 8, kAnyRows, has_codes<48>},
+    {"direct", 0, 1, 16, 20 << 20, all<has_16_bit_x, none<has_integers>>},
+    {"direct", 0, 1, 8, 20 << 20, all<has_16_bit_x, has_groups_of_64>},
     {"direct", 0, 1, 16, 64 << 20, is_fast_in_direct},
-    {"fma", 0, 2, 2, kAnyRows, all<has_16_bit_x, has_small_groups, has_even_rows>},
+    {"direct", 8, 1, 8, 256 << 20, is_fast_in_direct},
+    {"fma", 0, 2, 2, kAnyRows, all<has_16_bit_x, has_small_groups, none<has_odd_rows>>},
     // Against mma_any: "Many rows of every width".
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Where that is not.
