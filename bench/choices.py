@@ -29,13 +29,13 @@ from jaxgemv import _ffi, gemv
 from jaxgemv._formats import FORMATS
 
 # Widths of layers, and some that no kernel was made for.
-_SIDES = tuple(
-    map(
-        int,
-        "256 384 512 576 768 896 1024 1152 1280 1536 2048 2304 2560 2880 3072 3584 4096 4864 5120 5504 5760 6144 "
-        "6912 8192 8960 9216 11008 12288 13824 14336 17920 18944 22016 27648 28672 1000 1500 2056 3300 4099 7700".split(),
-    )
-)
+_SIDES = [
+    int(side)
+    for side in """
+    256 384 512 576 768 896 1024 1152 1280 1536 2048 2304 2560 2880 3072 3584 4096 4864 5120 5504 5760 6144 6912 8192
+    8960 9216 11008 12288 13824 14336 17920 18944 22016 27648 28672 1000 1500 2056 3300 4099 7700
+    """.split()
+]
 _ROWS = 1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64
 _CODES = {"gpu": (0.9 * 2**20, 2**26), "cpu": (2**16, 2**23)}  # of a weight: least, most
 _REFERENCE = "simt", "reference"  # kernels that take everything, slowly: not timed
