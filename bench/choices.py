@@ -23,7 +23,7 @@ from bench import arguments, chain, environment, host_systems, native, report
 from bench.grid import Grid, copies
 from bench.grid_cells import DIMENSIONS, Cell, shape_only, weight
 from bench.grid_cells import random as random_arrays
-from bench.grid_report import weights_text
+from bench.grid_report import Product, weights_text
 from bench.measure import nbytes
 from jaxgemv import _ffi, gemv
 from jaxgemv._formats import FORMATS
@@ -43,17 +43,9 @@ _MISS = 1.05
 
 
 @dataclass
-class Choice:
-    """A product (grid_cells.Cell), the kernel chosen, and the time of every kernel that can run it."""
+class Choice(Product):
+    """A product, the kernel chosen for it, and the time of every kernel that can run it."""
 
-    n: int
-    k: int
-    rows: int
-    dtype: str
-    format: str
-    group: int | None
-    shift: str
-    scale: str
     chosen: str | None = None
     us: dict[str, float] = field(default_factory=dict)
 

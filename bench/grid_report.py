@@ -29,8 +29,8 @@ _WRONG = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 2e-3}
 
 
 @dataclass
-class Row:
-    """A cell (grid_cells.Cell) and its times."""
+class Product:
+    """A cell (grid_cells.Cell) as results have it."""
 
     n: int
     k: int
@@ -40,6 +40,12 @@ class Row:
     group: int | None
     shift: str
     scale: str
+
+
+@dataclass
+class Row(Product):
+    """With its times."""
+
     floor_us: float | None = None
     us: float | None = None  # one call inside jit, that needs the one before it
     spread: float | None = None
@@ -109,7 +115,7 @@ def _table(title: str, rows: list[Row], columns: tuple[str, ...]) -> Table:
     return out
 
 
-def weights_text(r: Row) -> str:
+def weights_text(r: Product) -> str:
     group = "a row" if r.group is None else f"g{r.group}"
     return f"{r.format} {group}, scale {r.scale}" + ("" if r.shift == "none" else f", {r.shift}")
 
