@@ -95,9 +95,11 @@ def measure(grid: Grid, backend: str, cell: Cell, pool) -> Choice:
             continue  # this kernel does not take the product
         finally:
             _ffi.use_only(backend, "")
+        ran = grid.kernel(program)
         if not name:
-            choice.chosen = name = grid.kernel(program)
-        choice.us[name] = min(us, choice.us.get(name, math.inf))
+            choice.chosen = ran
+        if name in ("", ran):  # and not XLA's own product, which needs no kernel
+            choice.us[ran] = min(us, choice.us.get(ran, math.inf))
     return choice
 
 
@@ -111,15 +113,7 @@ class Chooser:
         self._choose = library.jaxgemv_bench_choose
 
     def __call__(self, choice: Choice) -> str:
-        cell = Cell(
-            choice.dtype,
-            choice.format,
-            choice.group,
-            choice.shift,
-            choice.scale,
-            choice.rows,
-            (choice.n, choice.k),
-        )
+        cell = Cell(*(getattr(choice, name) for name in Cell._fields[:-1]), (choice.n, choice.k))
         numbers = (choice.n, choice.k, choice.rows, min(choice.group or choice.k, choice.k), cell.bits)
         texts = (choice.dtype, family(cell), choice.shift, choice.scale, *choice.us)
         encoded = (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
@@ -142,9 +136,7 @@ def table(choices: list[Choice]) -> Table:
         out.add_column(name, no_wrap=True)
     for c in sorted(choices, key=lambda c: -c.regret):
         if c.regret > _MISS:
-            others = ", ".join(
-                f"{name} {us:.1f}" for name, us in sorted(c.us.items(), key=lambda item: item[1])
-            )
+            others = ", ".join(f"{name} {c.us[name]:.1f}" for name in sorted(c.us, key=c.us.get))
             out.add_row(f"{c.n} x {c.k}", str(c.rows), c.dtype, weights_text(c), c.chosen, others)
     return out
 
@@ -194,14 +186,8 @@ def _measured(args) -> list[Choice]:
         except KeyboardInterrupt:
             pass  # what there is, is saved
     if args.out and choices:
-        method = {**grid.method(), "seed": args.seed, "summary": summary(choices)}
-        report.save(
-            args.out,
-            environment.environment(device, args.commit, "bench.choices"),
-            method,
-            choices,
-            "-choices",
-        )
+        env = environment.environment(device, args.commit, "bench.choices")
+        report.save(args.out, env, {**grid.method(), "seed": args.seed, "summary": summary(choices)}, choices)
     return choices
 
 
