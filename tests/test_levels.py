@@ -92,7 +92,7 @@ def test_chosen(isa, rng):
     dot = "bf16_dot" if has("bf16_dot") else "int8_dot"
     for m, group, expected in [
         (1, 128, dot),
-        (2, 128, "amx_int8" if isa == "amx" else dot),
+        (2, 128, dot),
         (3, 128, "amx_bf16" if isa == "amx" else panel),
         (9, 32, "amx_panel" if isa == "amx" else panel),
         (12, 128, "amx_bf16" if isa == "amx" else panel),
