@@ -26,7 +26,7 @@ from bench.grid_cells import random as random_arrays
 from bench.grid_report import Product, weights_text
 from bench.measure import nbytes
 from jaxgemv import _ffi, gemv
-from jaxgemv._formats import FORMATS
+from jaxgemv._dispatch import format_of
 
 # Widths of layers, and some that no kernel was made for.
 _SIDES = [
@@ -38,7 +38,7 @@ _SIDES = [
 ]
 _ROWS = 1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64
 _CODES = {"gpu": (0.9 * 2**20, 2**26), "cpu": (2**16, 2**23)}  # of a weight: least, most
-_REFERENCE = "simt", "reference"  # kernels that take everything, slowly: not timed
+_REFERENCE = "simt"  # takes everything, slowly: not timed
 _MISS = 1.05
 
 
@@ -69,20 +69,13 @@ def cells(platform: str, count: int, seed: int, chosen: Mapping[str, Sequence | 
         yield Cell(**some)
 
 
-def family(cell: Cell) -> str:
-    """As the table of kernels has it."""
-    if cell.format not in FORMATS:
-        return "affine"
-    return "codebook" if FORMATS[cell.format].codebook is not None else "float8_e4m3fn"
-
-
 def measure(grid: Grid, backend: str, cell: Cell, pool) -> Choice:
     n, k = cell.shape
     choice = Choice(n, k, cell.rows, *cell.made[:5])
-    found = _ffi.backends[backend].find(cell.bits, cell.dtype, format=family(cell))
-    names = [name for name in dict.fromkeys(kernel.name for kernel in found) if name not in _REFERENCE]
-    x = jax.device_put(random_arrays(bits=0)("normal", (cell.rows, k), cell.dtype), grid.device)
     w = weight(cell, shape_only)
+    found = _ffi.backends[backend].find(cell.bits, cell.dtype, format=format_of(w))
+    names = [name for name in dict.fromkeys(kernel.name for kernel in found) if name != _REFERENCE]
+    x = jax.device_put(random_arrays(bits=0)("normal", (cell.rows, k), cell.dtype), grid.device)
     count = grid.plan.count(sum(map(nbytes, jax.tree.leaves(w))), cell.flops)
     # One each, since a CUDA graph keeps the kernel that it was recorded with.
     programs = [pool.submit(chain.program, gemv, x, [w] * count, grid.clock.scratch) for _ in ("", *names)]
@@ -115,7 +108,7 @@ class Chooser:
     def __call__(self, choice: Choice) -> str:
         cell = Cell(*(getattr(choice, name) for name in Cell._fields[:-1]), (choice.n, choice.k))
         numbers = (choice.n, choice.k, choice.rows, min(choice.group or choice.k, choice.k), cell.bits)
-        texts = (choice.dtype, family(cell), choice.shift, choice.scale, *choice.us)
+        texts = (choice.dtype, format_of(weight(cell, shape_only)), choice.shift, choice.scale, *choice.us)
         encoded = (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
         return list(choice.us)[self._choose((ctypes.c_int64 * 5)(*numbers), encoded, len(choice.us))]
 

@@ -43,7 +43,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_panel", 4, 12, 64, kAnyRows, all<has_integers, none<has_wide_groups<512>>>},
     {"amx_panel", 0, 8, 64, kAnyRows,
      all<has_integers, has_width<6>, none<has_bytes_divided>, fills_panels>},
-    {"amx_panel", 0, 12, 64, kAnyRows, all<none<has_float8>, none<has_bytes_divided>>},
+    {"amx_panel", 0, 12, 64, kAnyRows, none<has_float8, has_bytes_divided>},
     {"amx_panel", 8, 12, 64, kAnyRows, none<has_float8, has_wide_groups<512>>},
     {"amx_panel", 8, 17, 64, kAnyRows, has_integers},
     {"amx_panel", 0, 17, 64, kAnyRows, all<has_float8, none<has_wide_groups<512>>>},

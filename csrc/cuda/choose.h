@@ -76,8 +76,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"fma", 0, 1, 4, 5 << 20,
      all<has_16_bit_x, any<has_small_groups, has_odd_rows>, none<has_rows<513>>>},
     // Against all others: "Small matrices".
-    {"direct", 0, 1, 64, 1 << 20, has_integers},
-    {"direct", 0, 1, 64, 1 << 20, has_groups_of_64},
+    {"direct", 0, 1, 64, 1 << 20, any<has_integers, has_groups_of_64>},
     {"direct", 0, 1, 64, 1 << 19},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
     {"direct", 0, 1, 16, 1 << 22,
@@ -128,8 +127,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
     // Against wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<8>},
-    {"wgmma_tma", 0, 9, 64, kAnyRows, all<has_codes<3>, has_float8>},
+    {"wgmma_tma", 0, 9, 64, kAnyRows, any<has_codes<8>, all<has_codes<3>, has_float8>>},
     // "Which kernel" again, and against fma.
     {"direct", 0, 1, 16, 20 << 20, all<has_16_bit_x, none<has_integers>>},
     {"direct", 0, 1, 8, 20 << 20, all<has_16_bit_x, has_groups_of_64>},

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 2)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t b[C::kProducts][2];
-        load_word_of_x<kBits>(x + (k + kWordK * i), inside, b);
+        load_word_of_x(x + (k + kWordK * i), inside, b);
 #pragma unroll
         for (int p = 0; p < C::kProducts; ++p) {
           mma_m16n8k16<X>(dot[p], C::product(words[0][i], p, 0), C::product(words[1][i], p, 0),

@@ -80,7 +80,7 @@ struct Mma {
 };
 
 Rows mma_rows() {
-  // Of int8 `direct` is always faster.
+  // int8 is `direct`'s: in 33 of 37 products it is faster (docs/cuda-notes.md, "Which kernel").
   static constexpr Kernel kRows[] = {row<Mma<4, __half>>(), row<Mma<4, __nv_bfloat16>>()};
   return kRows;
 }

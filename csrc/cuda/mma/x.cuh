@@ -7,19 +7,13 @@
 
 namespace jaxgemv::cuda::mma {
 
-// b[product]: the registers that meet a word, from the x of its codes on; zeros where not `inside`.
-template <int kBits, typename X>
-__device__ __forceinline__ void load_word_of_x(const X* x, bool inside,
-                                               uint32_t (&b)[8 / kBits][2]) {
+// b[product]: the registers that meet a word of 4-bit codes, from the x of its codes on; zeros where not `inside`.
+template <typename X>
+__device__ __forceinline__ void load_word_of_x(const X* x, bool inside, uint32_t (&b)[2][2]) {
   constexpr uint32_t kLow = 0x5410, kHigh = 0x7632;  // the halves of two registers
-  if constexpr (kBits == 4) {
-    const uint4 v = inside ? load16(x) : uint4{};
-    b[0][0] = __byte_perm(v.x, v.z, kLow), b[0][1] = __byte_perm(v.y, v.w, kLow);
-    b[1][0] = __byte_perm(v.x, v.z, kHigh), b[1][1] = __byte_perm(v.y, v.w, kHigh);
-  } else {
-    const uint2 v = inside ? load8(x) : uint2{};
-    b[0][0] = __byte_perm(v.x, v.y, kLow), b[0][1] = __byte_perm(v.x, v.y, kHigh);
-  }
+  const uint4 v = inside ? load16(x) : uint4{};
+  b[0][0] = __byte_perm(v.x, v.z, kLow), b[0][1] = __byte_perm(v.y, v.w, kLow);
+  b[1][0] = __byte_perm(v.x, v.z, kHigh), b[1][1] = __byte_perm(v.y, v.w, kHigh);
 }
 
 }  // namespace jaxgemv::cuda::mma
