@@ -133,7 +133,8 @@ def gemm(bits: int) -> list[Case]:
 def direct(bits: int) -> list[Case]:
     """Groups of whole 32, or one scale a row, of any dtype; whole octets of x; any rows of it.
 
-    One, two and four octets of a lane in a group; K of less than a warp, of several warps and of a cluster.
+    Units of one, two and four blocks, which groups end in and rows of x; K of less than a warp, of several warps and of
+    a cluster.
     """
     return [
         Case(1, 1, 8, "tensor", "mid"),
@@ -152,6 +153,10 @@ def direct(bits: int) -> list[Case]:
         Case(64, 31, 2048, 384, "zero", bias=True),
         Case(65, 16, 512, 128, "zero"),
         Case(0, 16, 512, 128, "zero"),
+        # So many rows of weights that a warp has several units of K, the last of them ragged.
+        Case(3, 2100, 1256, 32, "zero", bias=True),
+        Case(1, 2500, 1184, 64, "offset"),
+        Case(10, 2200, 1120, 96, "fraction", scale="bfloat16"),
     ]
 
 
@@ -167,6 +172,7 @@ def direct_floats(bits: int) -> list[Case]:
         cases += [
             Case(1, 300, 1032, 16, bias=True, scale="float8_e4m3fn"),  # ends with half of a group
             Case(2, 130, 4112, 16, scale="float8_e4m3fn"),
+            Case(4, 2200, 1144, 16, scale="float8_e4m3fn"),
             Case(9, 40, 16, 16, scale="float32"),
             Case(33, 31, 896, 16, bytes=True),
         ]

@@ -35,6 +35,31 @@ __device__ __forceinline__ uint2 load8(const void* p) {
   return v;
 }
 
+// The same and a word, or zeros unless `inside`: by a predicate, where the compiler would branch, and
+// move other loads ahead.
+__device__ __forceinline__ uint4 load16(const void* p, bool inside) {
+  uint4 v{};
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(p), "r"(static_cast<uint32_t>(inside)));
+  return v;
+}
+__device__ __forceinline__ uint32_t load4(const void* p, bool inside) {
+  uint32_t v = 0;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.u32 %0, [%1]; }"
+               : "+r"(v)
+               : "l"(p), "r"(static_cast<uint32_t>(inside)));
+  return v;
+}
+
+// The same pointer, which the compiler keeps, and does not compute again at every use.
+template <typename T>
+__device__ __forceinline__ T* kept(T* p) {
+  asm("" : "+l"(p));
+  return p;
+}
+
 // kCount words, of which pieces of 16, 8 or 4 bytes are aligned; kStream: as load_stream where of 16.
 template <int kCount, bool kStream>
 __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&to)[kCount]) {
@@ -152,11 +177,18 @@ __device__ __forceinline__ void let_second_begin() {
 #endif
 }
 
-// Clusters of CTAs, sm_90 and newer: a barrier for all threads of one, and a float of another CTA's
-// shared memory, where it lies in this one's.
+// Clusters of CTAs, sm_90 and newer: a barrier for all threads of one; the same at the end, where
+// others only have to have read, which does not wait for this CTA's results to be in memory; and a
+// float of another CTA's shared memory, where it lies in this one's.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void leave_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
+                   : "memory");
 #endif
 }
 __device__ __forceinline__ float load_of_rank(const float* at, int rank) {

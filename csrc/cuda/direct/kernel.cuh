@@ -22,7 +22,7 @@
 
 namespace jaxgemv::cuda::direct {
 
-constexpr int kMaxWarps = 16;
+constexpr int kMaxWarps = 16, kMostRanks = 8;
 
 struct Params {
   WeightSource weights;
@@ -31,27 +31,32 @@ struct Params {
   const int32_t* index;
   int stack, M, N, K;
   int log_across, log_deep, log_ranks;  // warps with rows of their own; warps and CTAs that share K
-  int octets, units;                    // of a lane in a unit, and of a CTA
+  int group_blocks, units;              // of a group in a unit, and of a CTA
   int log_step, apart;                  // rows of y in a tile, and from its row 0 to row 8
   Output output;
   Param norm;
   float eps;
 };
 
-template <Format kFormat, int kBits, Sharing kSharing, int kTilesM, typename X, Norm kNorm>
+__device__ __forceinline__ void clear(float& value) { value = 0; }
+template <typename T, int kCount>
+__device__ __forceinline__ void clear(T (&values)[kCount]) {
+#pragma unroll
+  for (T& value : values) clear(value);
+}
+
+template <Format kFormat, int kBits, typename L, int kTilesM, typename X, Norm kNorm>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     gemv_direct(const __grid_constant__ Params params) {
   using Codes = Pairs<kFormat, kBits, ElementOf<X, kNorm>>;
   using Operand = direct::Operand<X, kNorm, Codes::kHasShift>;
-  using L = Lanes<kBits, kSharing>;
   constexpr int kM = kTilesM * kTileM, kParts = Operand::kParts;
   constexpr bool kNormed = kNorm != Norm::kNone;
-  // Behind a warp's rows the squares of x, and those of all warps.
-  constexpr int kSquares = kTileN, kAllSquares = kTileN + 1;
-  __shared__ float partial[kMaxWarps][kTileN + 2 * kNormed][kM + 1];
+  constexpr int kSquares = kTileN;  // those of x, behind a warp's rows
+  __shared__ float partial[kMaxWarps][kTileN + kNormed][kM + 1];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
-  const int deep = 1 << params.log_deep, count = L::kWhole ? 4 : params.octets;
+  const int deep = 1 << params.log_deep;
   const int m0 = blockIdx.z * kM, rows = min(params.M - m0, kM);
   const Index first_row = Index{blockIdx.y} * params.M + m0;
   const int ranks = 1 << params.log_ranks, rank = blockIdx.x & (ranks - 1);
@@ -99,36 +104,56 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     const int row =
         (((tile << params.log_across) + (warp >> params.log_deep)) << params.log_step) + g;
     const int n[2] = {min(row, params.N - 1), min(row + params.apart, params.N - 1)};
-    const X* const x = static_cast<const X*>(params.x) + (first_row + g) * params.K;
+    const X* const x = kept(static_cast<const X*>(params.x) + (first_row + g) * params.K);
     const NormValues norm(params.norm, s, 0);
     Codes codes;
-    Rows<kFormat, kBits, kSharing> weights(params.weights, s, n);
+    Rows<kFormat, kBits, L> weights(params.weights, s, n);
     const int begin = rank * params.units + (warp & (deep - 1)), last = (rank + 1) * params.units;
 #pragma unroll 1
     for (int u = begin; u < last; u += deep) {  // once at least
-      const int first = L::first_octet(u, count);
+      const int first = L::first_octet(u);
+      const Ends<L> ends(params.group_blocks, (params.weights.octets + 3) / 4 - u * L::kOctets);
       XOctet<X> octets[L::kOctets][kTilesM];
       RawOctet norms[kNormed ? L::kOctets : 1];
 #pragma unroll
       for (int i = 0; i < L::kOctets; ++i) {
         const int octet = first + L::kStep * i;
-        if (i >= count || octet >= params.weights.octets) continue;
+        const bool inside = octet < params.weights.octets;
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c)
-          if (c * kTileM + g < rows) octets[i][c].ask(x + c * kTileM * Index{params.K} + octet * 8);
-        if constexpr (kNormed)
-          norms[i].ask(norm.data + octet * 8 * size_of(norm.dtype), norm.dtype);
+          octets[i][c].ask(x + c * kTileM * Index{params.K} + octet * 8,
+                           inside && c * kTileM + g < rows);
+        if constexpr (kNormed) norms[i].ask(norm.data, norm.dtype, octet * 8, inside);
       }
-      weights.ask(first, count);
+      weights.ask(first, ends);
 
       if constexpr (Codes::kHasTable)
         if (u == begin) codes.make(params.codebook, s);  // while the weights are on their way
 
       // Parts of x have sums of their own: an mma waits for the one before it.
       float dot[L::kGroups][kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};
+      const auto end_group = [&](int i) {
+#pragma unroll
+        for (int c = 0; c < kTilesM; ++c) Operand::end_sum(sum[c]);
+#pragma unroll
+        for (int half = 0; half < L::kGroups; ++half)
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const float2 terms = weights.terms(i, half, r);
+#pragma unroll
+            for (int c = 0; c < kTilesM; ++c)
+#pragma unroll
+              for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                float all = dot[half][c][kParts - 1][e];
+#pragma unroll
+                for (int part = kParts - 2; part >= 0; --part) all += dot[half][c][part][e];
+                y[c][e] = fmaf(all * codes.unit(), terms.x, y[c][e]);
+                if constexpr (Codes::kHasShift) y[c][e] = fmaf(sum[c][e], terms.y, y[c][e]);
+              }
+          }
+      };
 #pragma unroll
       for (int i = 0; i < L::kOctets; ++i) {
-        if (i >= count) break;
         Operand own[kTilesM];
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c)
@@ -146,27 +171,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #pragma unroll
             for (int of_x = 0; of_x < min(kParts, 3 - part); ++of_x)
 #pragma unroll
-              for (int group = 0; group < L::kGroups; ++group)
-                own[c].multiply(of_x, a, !L::kHalves || t / 2 == group, dot[group][c][of_x]);
+              for (int half = 0; half < L::kGroups; ++half)
+                own[c].multiply(of_x, a, !L::kHalves || t / 2 == half, dot[half][c][of_x]);
         }
+        if (!ends.has(i)) continue;
+        end_group(i);
+        clear(sum), clear(dot);
       }
-#pragma unroll
-      for (int c = 0; c < kTilesM; ++c) Operand::end_sum(sum[c]);
-#pragma unroll
-      for (int group = 0; group < L::kGroups; ++group)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float2 terms = weights.terms(group, r);
-#pragma unroll
-          for (int c = 0; c < kTilesM; ++c)
-#pragma unroll
-            for (int e = 2 * r; e < 2 * r + 2; ++e) {
-              float all = dot[group][c][kParts - 1][e];
-#pragma unroll
-              for (int part = kParts - 2; part >= 0; --part) all += dot[group][c][part][e];
-              y[c][e] += fmaf(all * codes.unit(), terms.x, sum[c][e] * terms.y);
-            }
-        }
     }
   }
 
@@ -180,52 +191,53 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     }
   }
   __syncthreads();
-  // The sums of warps are added in a fixed order, then, where the first of each was, those of CTAs.
-  constexpr int kRow = kM + 1, kUp = 8 * kRow, kWarp = sizeof(partial[0]) / sizeof(float);
+  // The sums of warps are added in a fixed order, where CTAs share K to where the first of each was,
+  // and then those of CTAs.
+  constexpr int kWarp = sizeof(partial[0]) / sizeof(float);
   const auto of_warps = [&](const float* at) {
     float total = 0;
-#pragma unroll 8
+#pragma unroll 4
     for (int d = 0; d < deep; ++d) total += at[d * kWarp];
     return total;
   };
-  const auto finish_one = [&](int i, const Result& result, float sum, float up, float squares) {
-    if (result.n >= width) return;
-    const Beside& by = i == first_i ? early : beside(result);
-    const float factor = kNormed ? norm_factor(squares, params.K, params.eps) : 1;
-    finish<Parts::kNormAndEpilogue>(params.output, (first_row + result.m) * width + result.n,
-                                    fmaf(sum, factor * by.scale[0], by.bias[0]),
-                                    fmaf(up, factor * by.scale[1], by.bias[1]), by.residual);
-  };
-  if (ranks == 1) {
+  if (ranks > 1) {
+    const int across = 1 << params.log_across;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < results; i += blockDim.x) {
-      const Result result = result_of(i);
-      finish_one(i, result, of_warps(result.at), is_gated ? of_warps(result.at + kUp) : 0,
-                 kNormed ? of_warps(result.squares) : 0);
+    for (int i = threadIdx.x; i < rows * across * kTileN; i += blockDim.x) {
+      const int row = i & (across * kTileN - 1), m = i / kTileN >> params.log_across;
+      float& to = partial[row / kTileN << params.log_deep][row % kTileN][m];
+      to = of_warps(&to);
     }
-    return;
-  }
+    if constexpr (kNormed)
 #pragma unroll 1
-  for (int i = threadIdx.x; i < results; i += blockDim.x) {
-    const Result result = result_of(i);
-    *result.at = of_warps(result.at);
-    if (is_gated) result.at[kUp] = of_warps(result.at + kUp);
-    if (kNormed) result.squares[(kAllSquares - kSquares) * kRow] = of_warps(result.squares);
+      for (int i = threadIdx.x; i < rows * across; i += blockDim.x) {
+        float& to =
+            partial[(i & (across - 1)) << params.log_deep][kSquares][i >> params.log_across];
+        to = of_warps(&to);
+      }
+    sync_cluster();
   }
-  sync_cluster();
-  const auto of_ranks = [&](const float* at) {
-    float total = 0;
-#pragma unroll 2
-    for (int r = 0; r < ranks; ++r) total += load_of_rank(at, r);
+  const auto of_all = [&](const float* at) {
+    if (ranks == 1) return of_warps(at);
+    float of_rank[kMostRanks], total = 0;  // all are asked for before the first is there
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r) of_rank[r] = r < ranks ? load_of_rank(at, r) : 0.f;
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r) total += of_rank[r];
     return total;
   };
 #pragma unroll 1
   for (int i = first_i; i < results; i += ranks * blockDim.x) {
     const Result result = result_of(i);
-    finish_one(i, result, of_ranks(result.at), is_gated ? of_ranks(result.at + kUp) : 0,
-               kNormed ? of_ranks(result.squares + (kAllSquares - kSquares) * kRow) : 0);
+    if (result.n >= width) continue;
+    const Beside by = i == first_i ? early : beside(result);
+    const float factor = kNormed ? norm_factor(of_all(result.squares), params.K, params.eps) : 1.f;
+    const float up = is_gated ? of_all(result.at + kTileN / 2 * (kM + 1)) : 0.f;
+    finish<Parts::kNormAndEpilogue>(params.output, (first_row + result.m) * width + result.n,
+                                    fmaf(of_all(result.at), factor * by.scale[0], by.bias[0]),
+                                    fmaf(up, factor * by.scale[1], by.bias[1]), by.residual);
   }
-  sync_cluster();  // the others have read this CTA's sums
+  if (ranks > 1) leave_cluster();
 }
 
 }  // namespace jaxgemv::cuda::direct

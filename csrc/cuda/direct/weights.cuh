@@ -9,36 +9,56 @@
 namespace jaxgemv::cuda::direct {
 
 constexpr int kTileN = 16, kBlockK = 32;  // rows of the weights, and codes of a row at a time
+constexpr int kMostBlocks = 4;            // of a unit
 
-// How lanes share the octets of a row. Side by side, four lanes have an octet each of every block
-// of 32 codes, of up to two blocks; or of one, whose halves are groups. Whole, a lane has the 32
-// codes of a block to itself, which are words: fewer and larger loads, and shifts that the compiler
-// knows; but the group has to have the 128 codes of four lanes.
+// How lanes share the octets of a row. Side by side, four lanes have an octet each of every block of
+// 32 codes; or of a block whose halves are groups. Whole, a lane has the 32 codes of a block to
+// itself, which are words: fewer and larger loads, and shifts that the compiler knows; but the group
+// has to have the 128 codes of four lanes.
 enum class Sharing { kBeside, kHalves, kWhole };
 
-template <int kBits, Sharing kSharing>
+// A unit is what a warp asks for at once: kBlocks blocks, of which each that is not whole may have a
+// group of its own.
+template <int kBits, Sharing kSharing, int kBlocks>
 struct Lanes {
   static constexpr bool kWhole = kSharing == Sharing::kWhole,
                         kHalves = kSharing == Sharing::kHalves;
-  static constexpr int kGroups = kHalves ? 2 : 1;  // in a unit
-  static constexpr int kOctets = kWhole ? 4 : kHalves ? 1 : 2, kStep = kWhole ? 1 : 4;
+  static_assert(!kWhole || kBlocks == kMostBlocks);
+  static constexpr int kGroups = kHalves ? 2 : 1;  // of a block
+  static constexpr int kOctets = kBlocks, kStep = kWhole ? 1 : 4;
+  // Whose scales a lane asks for, and where products with them are added up.
+  static constexpr int kScales = kWhole ? 1 : kBlocks;
   // An octet side by side has so many words, where it may begin at any byte.
   static constexpr int kUneven = kBits % 4 == 0 ? 0 : kBits % 2 == 0 ? 2 : 3;
   static constexpr int kOctetWords = (kUneven + kBits + 3) / 4;
   static constexpr int kWords = kWhole ? kBits : kOctets * kOctetWords;
 
-  // Of unit u of `count` octets a lane.
-  static __device__ __forceinline__ int first_octet(int u, int count) {
+  // Of unit u.
+  static __device__ __forceinline__ int first_octet(int u) {
     const int t = threadIdx.x % 4;
-    return kWhole ? (u * 4 + t) * 4 : u * 4 * count + t;
+    return kWhole ? (u * 4 + t) * 4 : u * 4 * kBlocks + t;
   }
 };
 
-// Rows g and g + 8 of a tile: what this lane asks for at once, octets of a group, or of two, and
-// the words around the scales.
-template <Format kFormat, int kBits, Sharing kSharing>
+// The blocks of a unit behind which a group ends, a bit each. None of a group that begins past the row.
+template <typename L>
+struct Ends {
+  unsigned bits;
+
+  // blocks: of a group, 1, 2 or 4; inside: of the row, from the unit's first block on.
+  __device__ __forceinline__ Ends(int blocks, int inside) {
+    const unsigned all = blocks == 1 ? 0b1111 : blocks == 2 ? 0b1010 : 0b1000;
+    bits = inside > 0 ? all & ((1u << min(inside + blocks - 1, L::kOctets)) - 1) : 0;
+  }
+  __device__ __forceinline__ bool has(int block) const {
+    return (!L::kWhole || block == L::kOctets - 1) && (bits >> block & 1);
+  }
+};
+
+// Rows g and g + 8 of a tile: what this lane asks for at once, the octets of a unit and the words
+// around the scales of its groups.
+template <Format kFormat, int kBits, typename L>
 class Rows {
-  using L = Lanes<kBits, kSharing>;
   static constexpr bool kWhole = L::kWhole, kHasShift = kFormat == Format::kAffine;
 
  public:
@@ -46,37 +66,42 @@ class Rows {
       : from_(from) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows_[r] = from.row(s, rows[r]);
-      scales_[r] = from.scale.row(s, rows[r]), shifts_[r] = from.shift.row(s, rows[r]);
+      rows_[r] = kept(from.row(s, rows[r]));
+      scales_[r] = kept(from.scale.row(s, rows[r]));
+      shifts_[r] = kept(from.shift.row(s, rows[r]));
     }
   }
 
-  // first: this lane's first octet, of `count`.
-  __device__ __forceinline__ void ask(int first, int count) {
+  // first: this lane's first octet.
+  __device__ __forceinline__ void ask(int first, Ends<L> ends) {
     first_ = first;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if constexpr (kWhole) {
-        load_words<L::kWords, false>(rows_[r] + octet(0) / 4 * kBits, words_[r]);
+        load_words<L::kWords, false>(rows_[r] + last(first, L::kOctets) / 4 * kBits, words_[r]);
       } else {
+        const int from = first * kBits / 4;
 #pragma unroll
         for (int i = 0; i < L::kOctets; ++i)
 #pragma unroll
-          for (int w = 0; w < L::kOctetWords; ++w)
-            if (i < count)
-              words_[r][i * L::kOctetWords + w] =
-                  __ldg(rows_[r] + min(octet(i) * kBits / 4 + w, from_.row_words - 1));
+          for (int w = 0; w < L::kOctetWords; ++w) {
+            const int at = from + L::kStep * kBits / 4 * i + w;
+            words_[r][i * L::kOctetWords + w] = load4(rows_[r] + at, at < from_.row_words);
+          }
       }
     }
 #pragma unroll
-    for (int i = 0; i < L::kGroups; ++i) {
-      group_[i] = from_.group_of(L::kHalves ? octet_of_half(i) : octet(0));
+    for (int i = 0; i < L::kScales; ++i)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        scale_words_[i][r] = from_.scale.ask(scales_[r], group_[i]);
-        if (kHasShift) shift_words_[i][r] = from_.shift.ask(shifts_[r], group_[i]);
+      for (int half = 0; half < L::kGroups; ++half) {
+        if (!kWhole && !ends.has(i)) continue;
+        const int of = group(i, half);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          scale_words_[i][half][r] = from_.scale.ask(scales_[r], of);
+          if (kHasShift) shift_words_[i][half][r] = from_.shift.ask(shifts_[r], of);
+        }
       }
-    }
   }
 
   // Octet i of row r, with anything above.
@@ -84,34 +109,40 @@ class Rows {
     // Whole, an octet begins at byte kBits * i of the words.
     const int from = kWhole ? kBits * i / 4 : L::kOctetWords * i;
     const int last = kWhole ? L::kWords : from + L::kOctetWords;
-    const int shift = (kWhole ? kBits * i : L::kUneven == 0 ? 0 : octet(i) * kBits) % 4 * 8;
+    const int shift = (kWhole ? kBits * i : L::kUneven == 0 ? 0 : first_ * kBits) % 4 * 8;
     const auto word = [&](int w) { return from + w < last ? words_[r][from + w] : 0u; };
     low = __funnelshift_r(word(0), word(1), shift);
     high = __funnelshift_r(word(1), word(2), shift);
   }
 
-  // Of row r, in group i: y += x * dot(pairs, x) + y * sum(x).
-  __device__ __forceinline__ float2 terms(int i, int r) const {
+  // Of row r, in the group that ends with block i: y += x * dot(pairs, x) + y * sum(x).
+  __device__ __forceinline__ float2 terms(int i, int half, int r) const {
+    i = kWhole ? 0 : i;
+    const int of = group(i, half);
+    const uint32_t scale = scale_words_[i][half][r];
     if constexpr (kHasShift)
-      return terms_of(from_.affine, from_.scale.value(scale_words_[i][r], scales_[r], group_[i]),
-                      from_.shift.value(shift_words_[i][r], shifts_[r], group_[i]),
+      return terms_of(from_.affine, from_.scale.value(scale, scales_[r], of),
+                      from_.shift.value(shift_words_[i][half][r], shifts_[r], of),
                       static_cast<float>(mid_code(kBits)));
-    return {from_.scale.any_value(scale_words_[i][r], scales_[r], group_[i]), 0};
+    return {from_.scale.any_value(scale, scales_[r], of), 0};
   }
 
  private:
   const WeightSource& from_;
   const uint32_t* rows_[2];
   const char *scales_[2], *shifts_[2];
-  uint32_t words_[2][L::kWords], scale_words_[L::kGroups][2], shift_words_[L::kGroups][2];
-  int first_, group_[L::kGroups];
+  uint32_t words_[2][L::kWords];
+  uint32_t scale_words_[L::kScales][L::kGroups][2], shift_words_[L::kScales][L::kGroups][2];
+  int first_;
 
-  __device__ __forceinline__ int octet(int i) const {
-    return min(first_ + L::kStep * i, from_.octets - L::kOctets * kWhole - !kWhole);
+  __device__ __forceinline__ int octet(int i) const { return first_ + L::kStep * i; }
+  // `octet`, or where the last `count` of the row begin.
+  __device__ __forceinline__ int last(int octet, int count) const {
+    return min(octet, from_.octets - count);
   }
-  // The first of it, the same for all lanes.
-  __device__ __forceinline__ int octet_of_half(int half) const {
-    return min((first_ & ~3) + 2 * half, from_.octets - 1);
+  // Of block i, or of half of it, for all lanes; whole, of this lane's.
+  __device__ __forceinline__ int group(int i, int half) const {
+    return from_.group_of(last(L::kHalves ? (octet(i) & ~3) + 2 * half : octet(i), 1));
   }
 };
 

@@ -16,7 +16,7 @@ struct Octet16 {
   static constexpr int kParts = 1;
   uint4 raw = {};
 
-  __device__ __forceinline__ void ask(const X* from) { raw = load16(from); }
+  __device__ __forceinline__ void ask(const X* from, bool inside) { raw = load16(from, inside); }
 
   __device__ __forceinline__ void get(float (&to)[8]) const {
     get_octet({raw, {}}, kDtypeOf<X>, to);
@@ -39,8 +39,8 @@ struct XOctet<float> {
   static constexpr int kParts = 3;
   uint4 raw[2] = {};
 
-  __device__ __forceinline__ void ask(const float* from) {
-    raw[0] = load16(from), raw[1] = load16(from + 4);
+  __device__ __forceinline__ void ask(const float* from, bool inside) {
+    raw[0] = load16(from, inside), raw[1] = load16(from + 4, inside);
   }
 
   __device__ __forceinline__ void get(float (&to)[8]) const { get_octet(raw, Dtype::kF32, to); }

@@ -140,7 +140,7 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
                                         gated ? result(from + kPair, worth[1], second) : 1);
     };
   });
-  if (params.ranks > 1) sync_cluster();  // the others have read this CTA's sums
+  if (params.ranks > 1) leave_cluster();
 }
 
 }  // namespace jaxgemv::cuda::mma_any

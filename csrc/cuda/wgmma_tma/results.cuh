@@ -76,7 +76,7 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
                     {fmaf(sum.x, factor, bias(n)), fmaf(sum.y, factor, bias(n + 1)),
                      fmaf(sum.z, factor, bias(n + 2)), fmaf(sum.w, factor, bias(n + 3))});
            });
-  if (params.ranks > 1) sync_cluster();  // the others have read this CTA's sums
+  if (params.ranks > 1) leave_cluster();
 }
 
 }  // namespace jaxgemv::cuda::wgmma_tma
