@@ -60,6 +60,15 @@ __device__ __forceinline__ T* kept(T* p) {
   return p;
 }
 
+// v, or 0 unless `has`: without a branch, around which the compiler would move what v is made of.
+__device__ __forceinline__ float kept_if(bool has, float v) {
+  float kept;
+  asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; selp.f32 %0, %1, 0f00000000, p; }"
+      : "=f"(kept)
+      : "f"(v), "r"(static_cast<uint32_t>(has)));
+  return kept;
+}
+
 // kCount words, of which pieces of 16, 8 or 4 bytes are aligned; kStream: as load_stream where of 16.
 template <int kCount, bool kStream>
 __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&to)[kCount]) {

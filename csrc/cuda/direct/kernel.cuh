@@ -132,14 +132,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 
       // Parts of x have sums of their own: an mma waits for the one before it.
       float dot[L::kGroups][kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};
-      const auto end_group = [&](int i) {
+      const auto end_group = [&](int i, bool inside) {
 #pragma unroll
         for (int c = 0; c < kTilesM; ++c) Operand::end_sum(sum[c]);
 #pragma unroll
         for (int half = 0; half < L::kGroups; ++half)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const float2 terms = weights.terms(i, half, r);
+            float2 terms = weights.terms(i, half, r);
+            if constexpr (L::kEndsOnce)
+              terms = {kept_if(inside, terms.x), kept_if(inside, terms.y)};
 #pragma unroll
             for (int c = 0; c < kTilesM; ++c)
 #pragma unroll
@@ -174,8 +176,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
               for (int half = 0; half < L::kGroups; ++half)
                 own[c].multiply(of_x, a, !L::kHalves || t / 2 == half, dot[half][c][of_x]);
         }
-        if (!ends.has(i)) continue;
-        end_group(i);
+        if (L::kEndsOnce ? i < L::kOctets - 1 : !ends.has(i)) continue;
+        end_group(i, ends.has(i));
         clear(sum), clear(dot);
       }
     }

@@ -45,11 +45,11 @@ inline Norm norm_of(const Problem& problem, const Operands& operands) {
 // thirty products: what it chooses takes 1% longer than the best ("Groups of less than 128 in
 // `direct`" in docs/cuda-notes.md).
 inline Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
-  constexpr int kMemoryNs = 430, kClusterNs = 600, kRankNs = 140, kWarps = 16;  // of an SM
+  constexpr int kMemoryNs = 430, kClusterNs = 1000, kRankNs = 100, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
   // To find an octet's codes in a table, for both rows.
-  const int look_up = problem.format == Format::kCodebook ? 100 : 0;
+  const int look_up = problem.format == Format::kCodebook ? 60 : 0;
   const Index instructions =
       250 + steps * (150 + 30 * (layout.blocks / layout.group_blocks) +
                      layout.blocks * (45 + look_up + 17 * layout.tiles_m * layout.parts));

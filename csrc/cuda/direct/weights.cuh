@@ -26,8 +26,10 @@ struct Lanes {
   static_assert(!kWhole || kBlocks == kMostBlocks);
   static constexpr int kGroups = kHalves ? 2 : 1;  // of a block
   static constexpr int kOctets = kBlocks, kStep = kWhole ? 1 : 4;
-  // Whose scales a lane asks for, and where products with them are added up.
+  // Whose scales a lane asks for, and where products with them are added up. Where that is the end of
+  // the unit alone it is no branch: the compiler would move there what asks for the scales.
   static constexpr int kScales = kWhole ? 1 : kBlocks;
+  static constexpr bool kEndsOnce = kScales == 1;
   // An octet side by side has so many words, where it may begin at any byte.
   static constexpr int kUneven = kBits % 4 == 0 ? 0 : kBits % 2 == 0 ? 2 : 3;
   static constexpr int kOctetWords = (kUneven + kBits + 3) / 4;
@@ -50,9 +52,7 @@ struct Ends {
     const unsigned all = blocks == 1 ? 0b1111 : blocks == 2 ? 0b1010 : 0b1000;
     bits = inside > 0 ? all & ((1u << min(inside + blocks - 1, L::kOctets)) - 1) : 0;
   }
-  __device__ __forceinline__ bool has(int block) const {
-    return (!L::kWhole || block == L::kOctets - 1) && (bits >> block & 1);
-  }
+  __device__ __forceinline__ bool has(int block) const { return bits >> block & 1; }
 };
 
 // Rows g and g + 8 of a tile: what this lane asks for at once, the octets of a unit and the words
@@ -94,7 +94,7 @@ class Rows {
     for (int i = 0; i < L::kScales; ++i)
 #pragma unroll
       for (int half = 0; half < L::kGroups; ++half) {
-        if (!kWhole && !ends.has(i)) continue;
+        if (!L::kEndsOnce && !ends.has(i)) continue;
         const int of = group(i, half);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
