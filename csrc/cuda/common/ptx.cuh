@@ -53,11 +53,15 @@ __device__ __forceinline__ uint32_t load4(const void* p, bool inside) {
   return v;
 }
 
-// The same pointer, which the compiler keeps, and does not compute again at every use.
+// The same value, which the compiler keeps, and does not compute again at every use.
 template <typename T>
 __device__ __forceinline__ T* kept(T* p) {
   asm("" : "+l"(p));
   return p;
+}
+__device__ __forceinline__ int kept(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
 }
 
 // v, or 0 unless `has`: without a branch, around which the compiler would move what v is made of.

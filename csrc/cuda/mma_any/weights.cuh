@@ -29,12 +29,6 @@ struct Ring {
   }
 };
 
-// Keeps the compiler from computing v again, later.
-__device__ __forceinline__ int kept(int v) {
-  asm volatile("" : "+r"(v));
-  return v;
-}
-
 // Where the scales of a unit are, for the warp that copies them and for the same one as it uses them.
 template <typename S>
 class Window {
