@@ -30,17 +30,17 @@ constexpr bool is_fast_in_direct(const Problem& problem) {
   return all<has_integers, has_16_bit_x, none<has_small_groups>>(problem) && problem.K % 32 == 0;
 }
 
-// Tables in groups of 64 with so few rows for their length that direct, whose CTAs share K, has many
-// more warps than stream.
-constexpr bool has_long_rows(const Problem& problem) {
-  return problem.format == Format::kCodebook && has_groups_of_64(problem) &&
-         problem.K >= 4 * problem.N;
+// Tables whose scales are no part of stream's operand.
+constexpr bool has_wide_table(const Problem& problem) {
+  return all<has_table, has_groups_of_64>(problem);
 }
 
-// stream has a CTA for 16 rows of the weights, which does more where scales of a table are no part of the operand.
+// So few rows for their length that direct, whose CTAs share K, has many more warps than stream.
+constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * problem.N; }
+
+// stream has a CTA for 16 rows of the weights, which does more for a wide table.
 constexpr bool has_many_tiles(const Problem& problem) {
-  const bool is_slow = problem.format == Format::kCodebook && has_groups_of_64(problem);
-  return problem.batch * problem.N >= (is_slow ? 1024 : 512);
+  return problem.batch * problem.N >= (has_wide_table(problem) ? 1024 : 512);
 }
 
 // wgmma_any does as much for 32 columns of x as for few, and a row of float32 is two; mma_any does more at
@@ -100,7 +100,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
     {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<24>, has_one_group>},
     {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
-    {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_long_rows>},
+    {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
@@ -138,8 +138,8 @@ inline constexpr Crossover kCrossovers[] = {
     // Against wgmma_any: "Boxes of weights".
     {"wgmma_tma", 0, 9, 64, kAnyRows, any<has_codes<8>, all<has_codes<3>, has_float8>>},
     // "Which kernel" again, and against fma.
-    {"direct", 0, 1, 1, 28 << 20, all<has_16_bit_x, none<has_integers>>},
-    {"direct", 0, 2, 8, 28 << 20, all<has_16_bit_x, any<has_groups_of_64, none<has_integers>>>},
+    {"direct", 0, 1, 8, 28 << 20, all<has_16_bit_x, none<has_integers>>},
+    {"direct", 0, 2, 8, 28 << 20, all<has_16_bit_x, has_groups_of_64>},
     {"direct", 0, 1, 16, 64 << 20, is_fast_in_direct},
     {"direct", 8, 1, 8, 256 << 20, is_fast_in_direct},
     {"fma", 0, 2, 2, kAnyRows, all<has_16_bit_x, has_small_groups, none<has_odd_rows>>},
