@@ -3,8 +3,8 @@
 A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
 """
 
-from cases_cuda import direct, direct_floats, fma, gemm, mma, mma_any, stream, wgmma, wgmma_any, wgmma_tma
-from kernels import FLOATS, KernelParam
+from cases_cuda import direct, direct_floats, fma, gemm, mma_any, stream, wgmma, wgmma_any, wgmma_tma
+from kernels import FLOATS, KernelParam, most_rows
 from problems import Case
 
 
@@ -262,7 +262,6 @@ MUST_TAKE = {
     "stream": stream,
     "wgmma": wgmma,
     "wgmma_tma": wgmma_tma,
-    "mma": mma,
     "mma_any": mma_any,
     "wgmma_any": wgmma_any,
     "gemm": gemm,
@@ -307,6 +306,8 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         cases = transposed_floats if transposed else MUST_TAKE_FLOATS[kernel.name]
     else:
         cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
+    if (last := most_rows(kernel)) is not None:
+        return [case._replace(m=min(case.m, last)) for case in cases(kernel.bits)]
     # Every width meets all of them, with one x or another.
     if cases in (
         anything,

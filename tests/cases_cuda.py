@@ -4,7 +4,10 @@ from problems import Case
 
 
 def stream(bits: int) -> list[Case]:
-    """Rows of whole 16 bytes, 16 of them and more; 16-bit scales of an even number of groups, or one of any dtype."""
+    """Rows of whole 16 bytes, 16 of them and more; rows of scales of whole words, or one scale.
+
+    Groups of a part of what a warp has of a row, and of several such parts.
+    """
     least = 128 // bits
     small, middle, large = (64, 128, 256) if bits == 2 else (32, 64, 128)
     cases = [
@@ -17,6 +20,13 @@ def stream(bits: int) -> list[Case]:
         Case(9, 50, 1280 + least, "row", "integer", scale="float32"),
         Case(16, 64, 4096, large, "zero", bias=True, scale="bfloat16"),
         Case(16, 24, 512, "tensor", "offset"),
+        Case(1, 50, 4096, 512, "zero", bias=True),
+        Case(1, 17, 1536, small, "fraction", scale="float32"),
+        Case(2, 40, 5 * middle, middle, "offset", scale="float32"),  # an odd number of groups
+        Case(4, 33, 3 * 512 + least, 512, "zero", scale="float32"),  # a ragged group
+        Case(8, 24, 6144, 1024, "zero", bytes=True),
+        Case(16, 70, 4096, 512, "mid"),
+        Case(3, 47, 1280, middle, "fraction", bias=True),  # three CTAs, of which one has a row less
     ]
     if bits == 2:
         cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
@@ -49,22 +59,6 @@ def wgmma_tma(bits: int) -> list[Case]:
         Case(20, 1, 14336 + 3 * least, "row", "mid"),
         Case(12, 70, 3584, 128, "integer", scale="float32"),
         Case(31, 200, 8192, "row", "zero", bias=True),
-    ]
-
-
-def mma(bits: int) -> list[Case]:
-    """Up to 8 rows; rows of whole 16 bytes, and groups of whole 64."""
-    least, chunk = 128 // bits, 512 // bits
-    return [
-        Case(1, 1, least, "row", "mid"),
-        Case(1, 5, 1280, chunk, "zero", bias=True),
-        Case(3, 16, chunk + least, chunk, "offset"),  # a ragged group
-        Case(8, 33, 2048, 2 * chunk, "fraction", scale="float16"),
-        Case(7, 40, 1024, chunk, "integer", bytes=True),
-        Case(6, 64, 1536, "tensor", "mid", scale="float32"),
-        Case(5, 129, 1536, chunk, "zero", scale="bfloat16"),
-        Case(2, 70, 1024, "row", "offset", bias=True),
-        Case(0, 16, 512, chunk, "zero"),
     ]
 
 

@@ -40,6 +40,11 @@ class KernelParam(NamedTuple):
         return "-".join(filter(None, parts))
 
 
+def most_rows(kernel: KernelParam) -> int | None:
+    """Of x, where a kernel has a limit that depends on its type."""
+    return 1 if (kernel.name, kernel.x) == ("stream", "float32") else None
+
+
 # The same by XLA.
 REFERENCE = [
     KernelParam("xla", "", "", bits, x) for bits, x in ((3, "float32"), (4, "bfloat16"), (8, "float16"))

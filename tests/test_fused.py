@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import REFERENCE, KernelParam, assert_ran, by_name, kernels, products
+from kernels import REFERENCE, KernelParam, assert_ran, by_name, kernels, most_rows, products
 from parts import ACTIVATIONS, EPS, answer, operands
 from problems import Case, make
 from test_kernels import telling
@@ -84,6 +84,7 @@ def whole(args, activations, backend: str, name: str = "") -> list[jax.Array]:
 
 def variants_of(kernel: KernelParam) -> list[tuple]:
     first, last = ROWS.get(kernel.name, (1, 64))
+    last = most_rows(kernel) or last
     found = []
     for rows, parts, activation in VARIANTS:
         needed = {*parts.split()} | ({"activation"} if activation else set())
@@ -225,7 +226,7 @@ def test_residual_in_the_place_of_the_result(backend, x, rng):
 def test_one_byte_scale(kernel, rng):
     """In groups, by row and for all."""
     cases = must_take(kernel)
-    if kernel.name == "stream":  # whose copies of grouped scales are of 16 bits
+    if kernel.name == "stream":  # which has grouped scales of integers in 16 or 32 bits
         cases = [case for case in cases if isinstance(case.group, str)]
     if kernel.name == "wgmma_any":  # which has no room for float32 zeros of groups of 16
         cases = [case for case in cases if case.group != 16]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import assert_ran, by_name, kernels, products, transposed, transposed_products
+from kernels import assert_ran, by_name, kernels, most_rows, products, transposed, transposed_products
 from problems import Case, Problem, make
 from tolerance import assert_close, held, rounded, significand
 
@@ -227,9 +227,11 @@ LARGE = {
         (5, 3000, 8192, "row"),
         (8, 17, 640, 64),
         (16, 2500, 4608, 128),
+        (1, 4099, 20480, 256),
+        (8, 2121, 12288, 1024),
+        (2, 1000, 4096, 128),
     ],
     "wgmma": [(16, 40000, 1024, 256), (17, 300, 4096, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
-    "mma": [(1, 4099, 20480, 128), (3, 2121, 12416, 128)],
     "wgmma_any": [
         (9, 4099, 20480, 128),
         (33, 4100, 2048, "row"),
@@ -277,6 +279,7 @@ def test_large(kernel):
     bits, x = kernel.bits, kernel.x
     for case in LARGE[kernel.name]:
         m, n, k, group = case
+        m = min(m, most_rows(kernel) or m)
         group = 64 if (bits, group) == (2, 32) else group
         keys = jax.random.split(jax.random.key(k + m), 4)
         shape = (n,) if group == "row" else (n, k // group)
@@ -303,13 +306,13 @@ def test_what_the_last_kernel_left(kernel, rng):
         "stream": (1, 2, 8, 9),
         "wgmma": (9, 33),
         "wgmma_tma": (9, 17, 33),
-        "mma": (1, 8),
         "mma_any": (1, 9, 17, 33),
         "wgmma_any": (9, 17, 33),
         "gemm": (65, 130),
         "direct": (1, 9),
         "fma": (1, 2),
     }[kernel.name]:
+        m = min(m, most_rows(kernel) or m)
         full = make(rng, kernel.bits, kernel.x, Case(m, 4096, 2048, 128, "zero"))
         nan = jnp.full(full.scale.shape, jnp.nan, kernel.x)
         stale = QuantizedTensor(packed=full.packed, scale=nan, zero=nan, bits=kernel.bits)

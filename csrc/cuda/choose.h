@@ -38,9 +38,10 @@ constexpr bool has_wide_table(const Problem& problem) {
 // So few rows for their length that direct, whose CTAs share K, has many more warps than stream.
 constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * problem.N; }
 
-// stream has a CTA for 16 rows of the weights, which does more for a wide table.
+// stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows.
 constexpr bool has_many_tiles(const Problem& problem) {
-  return problem.batch * problem.N >= (has_wide_table(problem) ? 1024 : 512);
+  const Index tables = has_wide_table(problem) ? 1024 : 512, rows = problem.K > 8192 ? 960 : 512;
+  return problem.batch * problem.N >= std::max(tables, rows);
 }
 
 // wgmma_any does as much for 32 columns of x as for few, and a row of float32 is two; mma_any does more at
@@ -107,9 +108,10 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
     {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
-    {"stream", 0, 1, 16, kAnyRows, all<none<has_integers>, has_columns<4096>>, kOneByteScale},
+    {"stream", 0, 1, 16, kAnyRows,
+     all<none<has_integers>, has_columns<4096>, any<has_rows<448>, none<has_columns<8193>>>>,
+     kOneByteScale},
     // Against direct and mma_any: "One and two rows of any format", "Which kernel".
-    {"mma", 4, 1, 8, kAnyRows, has_codes<48>},
     {"fma", 8, 1, 1, 256 << 20, all<has_codes<20>, none<has_odd_rows>>},
     {"fma", 0, 1, 1, kAnyRows, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
     {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
@@ -130,6 +132,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 8, 11 << 20},
     {"direct", 0, 2, 8, 16 << 20, has_integers},
     {"wgmma_any", 0, 2, 8, kAnyRows, all<has_groups_of_16, has_codes<11>>},
+    {"wgmma_any", 0, 6, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<16>>},
     {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
     {"direct", 0, 9, 32, 3 << 20},
     {"direct", 0, 33, 64, 3 << 19},

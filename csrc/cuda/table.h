@@ -67,7 +67,6 @@ Rows gemm_int7();
 Rows gemm_int8();
 Rows gemm_table4();
 Rows gemm_float8();
-Rows mma_rows();
 Rows mma_any_int1();
 Rows mma_any_int2();
 Rows mma_any_int3();

@@ -54,7 +54,9 @@ struct SpanShape {
   static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
 };
 
-// x in registers: one or two rows as bytes, more as fp16, and all where codes take scales with them.
+// x in registers: one or two rows as bytes, of any type, more as fp16, and all where codes take scales with
+// them.
+struct AnyX {};
 template <typename C, typename X, int kRows, Scales kScales, int kSpanBytes, int kLaneWords,
           Parts kParts>
 using Fp16Span =
@@ -67,7 +69,7 @@ using Span = std::conditional_t<
     go_into_operand(kScales),
     Fp16Span<ScaledCodes, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>,
     std::conditional_t<kRows <= 2,
-                       XInt8<kFormat, kBits, X, kRows, kSpanBytes, kLaneWords,
+                       XInt8<kFormat, kBits, kRows, kSpanBytes, kLaneWords,
                              kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
                        Fp16Span<Codes<kFormat, kBits, __half>, X, kRows, kScales, kSpanBytes,
                                 kLaneWords, kParts>>>;
@@ -115,8 +117,8 @@ __global__ void __launch_bounds__(
   constexpr bool kHasShift = kFormat == Format::kAffine;
   using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
   constexpr int kStages = Shape::kStages;
+  using Memory = WarpMemory<kFormat, kScales, kSpanBytes, Span::kBlocks, kStages>;
   using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts, kStages>;
-  using Memory = WarpMemory<kBits, kScales, kSpanBytes, Span::kBlocks, kStages>;
   // Others than integers have a factor for all shifts, which is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
@@ -131,6 +133,9 @@ __global__ void __launch_bounds__(
   const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
   // Rows of x of this CTA.
   const int M = kRows == 1 ? 1 : kMTiles ? min(params.M - m0, kRows) : params.M;
+  // One row may have two parts, each of which is a row up to the end.
+  const auto in_parts = [&] { return Span::is_wide(params.x_dtype); };
+  const auto rows = [&] { return in_parts() ? 2 : M; };
   const Tiling<kParts> tiling{params};
   const int first_row = cta * params.rows_a_cta + min(cta, params.more);
   const int last_tile =  // its first row
@@ -142,8 +147,8 @@ __global__ void __launch_bounds__(
     uint32_t thread, y;
     asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
     const int first = (slice * warps + static_cast<int>(thread / 32)) * Span::kSpanK;
-    Span::ask(static_cast<const X*>(params.x) + (Index{y} * params.M + m0) * params.K, M, params.K,
-              first, shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
+    Span::ask(params.x, params.x_dtype, (Index{y} * params.M + m0) * params.K, M, params.K, first,
+              shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
   };
   ask(0);
   // The matrix of the stack; a negative index is a large one.
@@ -152,7 +157,7 @@ __global__ void __launch_bounds__(
   const bool exists = s < params.stack;
   // Of a slice: the first k of this warp's span, and norm from there on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
-  const StagedNorm norm{x + M * Span::kRowBytes, params.norm_dtype};
+  const StagedNorm norm{x + rows() * Span::kRowBytes, params.norm_dtype};
   const auto ask_norm = [&](int slice) {
     if constexpr (kNormed) {
       const int first = (slice * warps + warp) * params.norm_bytes;
@@ -249,11 +254,12 @@ __global__ void __launch_bounds__(
           // It came ahead of all weights, or with the first tile of the slice before.
           wait_copies_but<kStages - 1>(slice == 0 ? kStages : tiles - 1);
           __syncwarp();
-          const float2 squares = xs.take(M, x, norm, params.K - first_k(slice));
+          const float2 squares =
+              xs.take(rows(), params.x_dtype, x, norm, params.K - first_k(slice));
           __syncwarp();  // partial sums may lie where x was
           if constexpr (kNormed)
             if (lane < 4)
-              xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, M,
+              xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, rows(),
                              slice > 0, squares);
           const int next = slice + 1 < params.slices ? slice + 1 : 0;
           if (params.slices > 1 && (next > 0 || block + tiles < params.tiles))
@@ -266,9 +272,10 @@ __global__ void __launch_bounds__(
           for (int e = 0; e < Span::kResults; ++e)
 #pragma unroll
             for (int i = 0; i < Span::kBlocks; ++i) sums[e] += xs.sum_of(e, i);
-          xs.add(to + sum_row, column_size, M, slice > 0, sums, false);
+          xs.add(to + sum_row, column_size, rows(), slice > 0, sums, false);
         }
         Window window;
+        const int before = scales_before<Span::kBlocks>(params, slice * warps + warp);
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
           wait_copies<kStages - 1>();
@@ -289,11 +296,11 @@ __global__ void __launch_bounds__(
               for (int plane = 0; plane < 2; ++plane) with(xs.codes.plane(plane));
           } else {
             if constexpr (kByBlock)
-              make_terms<kScales, kBits, Span::kBlocks>(params, scales, xs.codes, terms);
+              make_terms<kScales, kBits, Span::kBlocks>(params, before, scales, xs.codes, terms);
             multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
           }
           __syncwarp();
-          xs.add(to, column_size, M, slice > 0, y, true);
+          xs.add(to, column_size, rows(), slice > 0, y, true);
         }
       }
     }
@@ -301,15 +308,18 @@ __global__ void __launch_bounds__(
     __syncthreads();
     for (int i = first_i; i < tiles * columns; i += warps * 2) {
       const Result result = result_of(i);
-      const float2* from = partials + result.column * column_size;
       float2 sum{}, sum_x{}, squares{};
+#pragma unroll 1
+      for (int part = 0; part < (in_parts() ? 2 : 1); ++part) {
+        const float2* from = partials + (result.column + part) * column_size;
 #pragma unroll 4
-      for (int w = 0; w < warps; ++w, from += partial_size) {
-        const float2 v = from[result.tile * kTileN + lane % 16];
-        sum.x += v.x, sum.y += v.y;
-        if constexpr (!kByBlock && Span::kHasSums)
-          sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
-        if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
+        for (int w = 0; w < warps; ++w, from += partial_size) {
+          const float2 v = from[result.tile * kTileN + lane % 16];
+          sum.x += v.x, sum.y += v.y;
+          if constexpr (!kByBlock && Span::kHasSums)
+            sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
+          if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
+        }
       }
       if (!kByBlock && exists) {
         if (!kTermsEarly || i > first_i) term = row_term(result.n);

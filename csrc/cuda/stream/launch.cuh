@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "../common/launch.cuh"
 #include "kernel.cuh"
@@ -12,7 +13,9 @@ template <Format kFormat, int kBits, typename X>
 struct Stream {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
-  static constexpr int kMaxRows = kBits == 2 ? 8 : 16;  // that share a read of the weights
+  static constexpr bool kIsWide = std::is_same_v<X, float>;
+  // That share a read of the weights.
+  static constexpr int kMaxRows = kIsWide ? 1 : kBits == 2 ? 8 : 16;
   // Of a format that is rare there are the plain kernels alone: all together are much of a wheel's bytes.
   static constexpr bool kHasParts = kFormat != Format::kE5M2;
   static constexpr KernelInfo kInfo{
@@ -59,13 +62,13 @@ struct Stream {
   using Scales = stream::Scales;
   // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
   // Only kernels for 8 rows can do that. Where a block has two groups, 8 of 16 rows have.
-  static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
+  static constexpr int kMostRows = kBits == 2 && !kIsWide ? 64 : kMaxRows;
   static constexpr bool kHasBytes = kHasShift || kIsTable;  // XInt8, for one and two rows
   static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
 
   // Blocks of one word a lane are too many for more rows.
   static constexpr int max_rows(int lane_words) {
-    return lane_words == 1 && !kIsTable ? 8 : kMaxRows;
+    return lane_words == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
   }
 
   // Whether there are kernels with parts: tables with scales that are rare have none.
@@ -100,30 +103,26 @@ struct Stream {
   static Found find_scales(const Problem& problem, const Operands& operands) {
     const Param &scale = operands.scale, &shift = operands.shift;
     if (scale.g_stride == 0 && shift.g_stride == 0) return {true};
-    const auto suits = [](const Param& p) {
-      const int size = size_of(p.dtype);
-      return (size == 2 || !kHasShift) && p.g_stride == 1 && p.n_stride * size % 4 == 0 &&
+    const int size = size_of(scale.dtype);
+    const auto suits = [&](const Param& p) {
+      return size_of(p.dtype) == size && p.g_stride == 1 && p.n_stride * size % 4 == 0 &&
              p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
     };
-    if (!suits(scale) || !suits(shift) || scale.n_stride != shift.n_stride ||
-        problem.N * scale.n_stride >= (1 << 30))
+    if ((kHasShift && size == 1) || !suits(scale) || !suits(shift) ||
+        scale.n_stride != shift.n_stride || problem.N * scale.n_stride * size >= Index{1} << 31)
       return {};
     // Of tables four words a lane are left out: their groups are mostly of 64 or less.
     for (const int lane_words : {4, 2, 1}) {
       if (kIsTable && lane_words == 4) continue;
       if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
       const Index block = lane_words * 128 / kBits;
-      const Index blocks =
-          stream::SpanShape<kFormat, kBits, 8, Scales::kByRow, 4, Parts::kNone>::kSpanBytes /
-          (16 * lane_words);
-      // The scales of a span are whole words: of 16 bits two groups or more.
-      for (int log = 0; (blocks >> log) * size_of(scale.dtype) >= 4; ++log)
+      for (int log = 0; block << log <= problem.group; ++log)
         if (problem.group == block << log) {
           const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
           return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_words, log};
         }
     }
-    if (kIsTable && problem.group == 64 / kBits && size_of(scale.dtype) < 4)
+    if (kIsTable && problem.group == 64 / kBits && size < 4)
       return {true, scale.dtype == Dtype::kE4M3 ? Scales::kE4M3 : Scales::kByHalf, 1, -1};
     return {};
   }
@@ -155,7 +154,15 @@ struct Stream {
     return run_rows<kScales, kLaneWords, Parts::kNone>(call);
   }
 
+  // One row of float32 is two of bytes.
   template <Scales kScales, int kLaneWords, Parts kParts>
+    requires(kIsWide)
+  static cudaError_t run_rows(const Call& call) {
+    return launch<2, kScales, kLaneWords, kParts>(call);
+  }
+
+  template <Scales kScales, int kLaneWords, Parts kParts>
+    requires(!kIsWide)
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
     constexpr int kMost =
@@ -187,23 +194,31 @@ struct Stream {
     using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
     constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
     constexpr int kRingBytes =
-        stream::WarpMemory<kBits, kScales, kSpanBytes, kBlocks, Shape::kStages>::kBytes;
+        stream::WarpMemory<kFormat, kScales, kSpanBytes, kBlocks, Shape::kStages>::kBytes;
     using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
     constexpr bool kMTiles =
         kParts == Parts::kNormAndEpilogue
             ? kRows == kNormedRows<kScales, kLaneWords>
             : kRows == 8 && (kMostRows > kMaxRows || kScales == Scales::kByHalf);
+    // The kernels with bytes of x are the same for all types of it.
+    constexpr bool kIsAnyX = kHasBytes && kRows <= 2 && !stream::go_into_operand(kScales);
     const auto kernel =
-        stream::gemv_stream<kFormat, kBits, X, kRows, kMTiles, kScales, kLaneWords, kParts>;
+        stream::gemv_stream<kFormat, kBits, std::conditional_t<kIsAnyX, stream::AnyX, X>, kRows,
+                            kMTiles, kScales, kLaneWords, kParts>;
 
     stream::Params params{};
-    params.packed = operands.packed, params.x = operands.x, params.index = operands.index;
+    params.packed = operands.packed, params.index = operands.index;
+    params.x = operands.x, params.x_dtype = problem.x;
     params.M = static_cast<int>(problem.M), params.N = static_cast<int>(problem.N);
     params.K = static_cast<int>(problem.K), params.row_bytes = params.K / 8 * kBits;
     params.group_log = found.group_log;
     const int size = size_of(operands.scale.dtype);
     params.scale_row = size * static_cast<int>(operands.scale.n_stride);
     params.scale_log = size / 2;
+    const int span_groups = found.group_log < 0 ? kBlocks * 2 : kBlocks >> found.group_log;
+    const int words = stream::go_into_operand(kScales) ? stream::operand_scale_bytes(kScales) / 4
+                                                       : span_groups << params.scale_log >> 2;
+    params.words_log = std::bit_width(static_cast<unsigned>(std::max(words, 1))) - 1;
     params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
     params.scale = operands.scale, params.shift = operands.shift;
     params.codebook = operands.codebook;
@@ -226,7 +241,8 @@ struct Stream {
     params.scale_apart = more * params.scale_row;
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
-    const int rows = std::min(params.M, kRows), columns = ceil_div(rows, Span::kRowsAColumn);
+    const int rows = kIsWide ? 2 : std::min(params.M, kRows);
+    const int columns = ceil_div(rows, Span::kRowsAColumn);
     const int column_bytes = columns * 8, x_bytes = rows * Span::kRowBytes + params.norm_bytes;
     const auto partial_bytes = [&](int tiles) {
       return (tiles * stream::kTileN + 4) * column_bytes;  // and the sums of x
@@ -243,7 +259,12 @@ struct Stream {
         std::min({std::max({params.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps,
                   device.shared_bytes / (kReserved + warps * least_bytes)});
     params.m_tiles = (params.M + kRows - 1) / kRows;
-    const int ctas = std::min(N / tile, std::max(device.sms * ctas_an_sm / params.m_tiles, 1));
+    const int most_ctas = std::max(device.sms * ctas_an_sm / params.m_tiles, 1);
+    // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
+    // compute the last of the CTA before again.
+    const int all = ceil_div(N, tile);
+    const bool has_one_each = all <= most_ctas && N / all == tile - 1 && N % all > 0;
+    const int ctas = has_one_each ? all : std::min(N / tile, most_ctas);
     params.rows_a_cta = N / ctas, params.more = N % ctas;
     params.tiles = (params.rows_a_cta + (params.more > 0) + tile - 1) / tile;
     // x of a single slice is read before the first sum is there, so these may lie in its place. Copies
@@ -267,8 +288,13 @@ struct Stream {
   }
 };
 
+// Of 16-bit x; and of any.
 template <Format kFormat, int kBits>
 inline constexpr Kernel kStreamRows[] = {row<Stream<kFormat, kBits, __half>>(),
                                          row<Stream<kFormat, kBits, __nv_bfloat16>>()};
+template <int kBits>
+inline constexpr Kernel kStreamIntegers[] = {row<Stream<Format::kAffine, kBits, __half>>(),
+                                             row<Stream<Format::kAffine, kBits, __nv_bfloat16>>(),
+                                             row<Stream<Format::kAffine, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

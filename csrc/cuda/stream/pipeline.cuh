@@ -9,9 +9,9 @@
 namespace jaxgemv::cuda::stream {
 
 constexpr int kTileN = 16;
-// How scale and shift lie: one for each row of the weights; or 16-bit ones for each group of a
-// power of two of blocks, in pairs aligned to 4 bytes; or scales alone for each half of a block. Or those of
-// tables that go into the operand: e8m0 for each 32 codes, e4m3 for each 16.
+// How scale and shift lie: one for each row of the weights; or for each group of a power of two of blocks,
+// in rows of whole words; or scales alone for each half of a block. Or those of tables that go into the
+// operand: e8m0 for each 32 codes, e4m3 for each 16.
 enum class Scales { kByRow, kByBlock, kByHalf, kE8M0, kE4M3 };
 
 JAXGEMV_HD constexpr bool go_into_operand(Scales scales) { return scales >= Scales::kE8M0; }
@@ -26,6 +26,7 @@ JAXGEMV_HD constexpr int operand_scale_bytes(Scales scales) {
 struct Params {
   const uint8_t* packed;
   const void* x;
+  Dtype x_dtype;
   const int32_t* index;
   int rows_a_cta, more;  // the first `more` CTAs have one row more
   int m_tiles;           // CTAs next to each other that read the same weights
@@ -41,8 +42,9 @@ struct Params {
   int slices;
   int M, N, K, row_bytes;
   int group_log;  // a group is 2^this blocks
-  int scale_log;  // a scale is 2^this bytes, where there are no shifts
+  int scale_log;  // a scale, and a shift, is 2^this bytes
   int scale_row;  // bytes from row to row
+  int words_log;  // of a span of a row 2^this words of scales are copied
   Affine affine;
   uint32_t stack;
   Param scale, shift, codebook;
@@ -78,6 +80,18 @@ struct Tiling {
   }
 };
 
+// The group with which a span begins; of halves of a block the log is -1.
+template <int kBlocks>
+__device__ __forceinline__ int first_group(const Params& params, int span) {
+  return span * (kBlocks * 2) >> (params.group_log + 1);
+}
+
+// Bytes of the first word of a span's scales that belong to groups before its own.
+template <int kBlocks>
+__device__ __forceinline__ int scales_before(const Params& params, int span) {
+  return first_group<kBlocks>(params, span) << params.scale_log & 3;
+}
+
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
@@ -89,7 +103,8 @@ struct Pipeline {
   static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0
                                      : go_into_operand(kScales)
                                          ? kTileN * operand_scale_bytes(kScales)
-                                         : kTileN * 4 * kBlocks;
+                                         : kTileN * (kHasShift ? 8 : 4) * kBlocks;
+  static constexpr int kCopiesOfScales = go_into_operand(kScales) ? kScaleBytes / 128 : kBlocks / 2;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;            // of a stage
   static constexpr int kLanes = kSpanBytes / 16, kRows = 32 / kLanes;  // of a copy of weights
   const Params& params;
@@ -117,19 +132,18 @@ struct Pipeline {
     from += s * params.packed_stack_stride;
     if constexpr (kScales != Scales::kByRow) {
       // In a span of a row, first the words of its scales, then those of its shifts.
-      const int words_log = scale_words_log();
-      const Param& param = kHasShift && lane >> words_log & 1 ? params.shift : params.scale;
-      const Index stack_bytes = param.stack_stride << (kHasShift ? 1 : params.scale_log);
+      const Param& param = kHasShift && lane >> params.words_log & 1 ? params.shift : params.scale;
+      const Index stack_bytes = param.stack_stride << params.scale_log;
       scale_from = static_cast<const char*>(param.data) + stack_bytes * s;
-      scale_from +=
-          (first_row + (lane >> (words_log + kHasShift))) * params.scale_row + scale_word() * 4;
+      scale_from += (first_row + (lane >> (params.words_log + kHasShift))) * params.scale_row;
+      scale_from += offset_of_scales();
     }
   }
 
   // Starts the copy of the next tile. When kStages have been started, `stage` is the oldest.
   __device__ __forceinline__ void next() {
     if (slice < params.slices) {
-      const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+      const int warps = blockDim.x / 32;
       // Past the end of a row lies what was there before: codes, which meet x = 0. Of float8 they could
       // be NaN.
       if (!kAnyIsFinite || offset < params.row_bytes)
@@ -146,26 +160,19 @@ struct Pipeline {
       const int rows = left == 2 ? last_step : tiling.step();
       from += rows * params.row_bytes;
       if constexpr (kScales != Scales::kByRow) {
-        // Past the last group a scale must be finite, because 0 times NaN is NaN.
-        const bool inside = scale_word() * 4 < params.scale_row;
-        const int words_log = scale_words_log();
-#pragma unroll
-        for (int i = 0; i < kScaleBytes / 128; ++i)
-          if (kHasShift ? i < 1 << words_log : lane + 32 * i < kTileN << words_log) {
-            const int first = i * ((kHasShift ? kTileN : 32) >> words_log);
-            const bool is_second = first + (lane >> (words_log + kHasShift)) >= kTileN / 2;
-            copy_or_zeros<4>(
-                ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-                scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0),
-                inside);
-          }
+        copy_scales(0);
+        // Scales of 32 bits for each block.
+        if (kHasShift && 1 << params.words_log > kCopiesOfScales) [[unlikely]]
+          copy_scales(kCopiesOfScales);
         scale_from += rows * params.scale_row;
       }
       if (--left == 0) {  // back to the first tile, one slice further
         const int rows = last_step + (tiles - 1) * tiling.step();
+        if constexpr (kScales != Scales::kByRow)
+          scale_from -= offset_of_scales() + rows * params.scale_row;
         ++slice, left = tiles, offset += warps * kSpanBytes;
         from += warps * kSpanBytes - rows * Index{params.row_bytes};
-        scale_from += (warps << scale_words_log()) * 4 - rows * params.scale_row;
+        if constexpr (kScales != Scales::kByRow) scale_from += offset_of_scales();
       }
     }
     stage = stage == (kStages - 1) * kBytes ? 0 : stage + kBytes;
@@ -173,61 +180,82 @@ struct Pipeline {
   }
 
  private:
-  // log2 of the words of scales in a row's span.
-  __device__ __forceinline__ int scale_words_log() const {
-    if constexpr (go_into_operand(kScales)) return operand_scale_bytes(kScales) / 8;
-    constexpr int kHalf = kBlocks == 16 ? 3 : kBlocks / 4;  // log2(kBlocks / 2)
-    return kHalf - params.group_log + (kHasShift ? 0 : params.scale_log - 1);
+  // Of a tile, kCopiesOfScales words for each lane.
+  __device__ __forceinline__ void copy_scales(int from) const {
+    const int lane = threadIdx.x % 32;
+    // Past the last group a scale must be finite, because 0 times NaN is NaN.
+    const bool inside = offset_of_scales() < params.scale_row;
+#pragma unroll
+    for (int copy = 0; copy < kCopiesOfScales; ++copy) {
+      const int i = from + copy;
+      if (kHasShift ? i < 1 << params.words_log : lane + 32 * i < kTileN << params.words_log) {
+        const int first = i * ((kHasShift ? kTileN : 32) >> params.words_log);
+        const bool is_second = first + (lane >> (params.words_log + kHasShift)) >= kTileN / 2;
+        copy_or_zeros<4>(
+            ring + stage + kWeightBytes + (lane + 32 * i) * 4,
+            scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0),
+            inside);
+      }
+    }
   }
 
-  // The word that this lane copies of each row of scales.
-  __device__ __forceinline__ int scale_word() const {
-    const int log = scale_words_log(), span = slice * (blockDim.x / 32) + threadIdx.x / 32;
-    return (span << log) + (threadIdx.x & ((1 << log) - 1));
+  // Of the word that this lane copies of each row of scales, in the span of `slice`.
+  __device__ __forceinline__ int offset_of_scales() const {
+    const int span = slice * (blockDim.x / 32) + threadIdx.x / 32;
+    const int first = go_into_operand(kScales)
+                          ? span << params.words_log << 2
+                          : first_group<kBlocks>(params, span) << params.scale_log & ~3;
+    return first + (threadIdx.x & ((1 << params.words_log) - 1)) * 4;
   }
 };
 
 // Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
 // staged of x, and then their partial sums.
-template <int kBits, Scales kScales, int kSpanBytes, int kBlocks, int kStages>
+template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, int kStages>
 struct WarpMemory {
   static constexpr int kTerms =
-      kStages *
-      Pipeline<Format::kAffine, kScales, kSpanBytes, kBlocks, Parts::kNone, kStages>::kBytes;
+      kStages * Pipeline<kFormat, kScales, kSpanBytes, kBlocks, Parts::kNone, kStages>::kBytes;
   static constexpr bool kHasTerms = kScales != Scales::kByRow && !go_into_operand(kScales);
   static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * kBlocks * 8 : 0);
 };
 
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
-// 32 and so on.
+// 32 and so on. before: as scales_before has it. Without branches, so that they are made beside the first
+// products.
 template <Scales, int kBits, int kBlocks, typename Codes>
-__device__ __forceinline__ void make_terms(const Params& params, const uint8_t* scales,
+__device__ __forceinline__ void make_terms(const Params& params, int before, const uint8_t* scales,
                                            const Codes&, float2* terms) {
-  const int lane = threadIdx.x % 32;
-  const int row_bytes = kBlocks * 4 >> params.group_log;  // of scales and shifts together
+  const int lane = threadIdx.x % 32, row_bytes = 4 << params.words_log;
+  const int at = (lane % kBlocks >> params.group_log << params.scale_log) + before;
+  // Of 16 bits, either half of a word becomes its upper one.
+  const uint32_t select = params.scale_log == 2 ? 0x3210 : at & 2 ? 0x3244 : 0x1044;
+  const uint8_t* const words = scales + lane / kBlocks * 2 * row_bytes + (at & ~3);
 #pragma unroll
   for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
-    const int row = lane / kBlocks + 32 / kBlocks * i, group = lane % kBlocks >> params.group_log;
-    const auto at = reinterpret_cast<const unsigned short*>(scales + row * row_bytes) + group;
-    terms[lane + 32 * i] =
-        terms_of(params.affine, float_of_bits(at[0], params.scale.dtype),
-                 float_of_bits(at[row_bytes / 4], params.shift.dtype), mid_code(kBits));
+    const uint8_t* const of_row = words + 32 / kBlocks * i * 2 * row_bytes;
+    const auto value = [&](const uint8_t* word, Dtype dtype) {
+      const uint32_t bits = __byte_perm(*reinterpret_cast<const uint32_t*>(word), 0, select);
+      return dtype == Dtype::kF16 ? float_of_bits(bits >> 16, Dtype::kF16) : __uint_as_float(bits);
+    };
+    terms[lane + 32 * i] = terms_of(params.affine, value(of_row, params.scale.dtype),
+                                    value(of_row + row_bytes, params.shift.dtype), mid_code(kBits));
   }
 }
 
 // The same without shifts, of any dtype, for pairs of rows and blocks or their halves.
 template <Scales kScales, int kBits, int kBlocks, typename Codes>
-__device__ __forceinline__ void make_terms(const Params& params, const uint8_t* scales,
+__device__ __forceinline__ void make_terms(const Params& params, int before, const uint8_t* scales,
                                            const Codes& codes, float* terms) {
   constexpr int kUnits = kBlocks * (kScales == Scales::kByHalf ? 2 : 1);
   const int lane = threadIdx.x % 32, log = kUnits > kBlocks ? 0 : params.group_log;
+  const int row_bytes = 4 << params.words_log;
   const auto make = [&](auto type, auto&& value) {
     using T = decltype(type);
 #pragma unroll
     for (int i = 0; i < kTileN * kUnits / 32; ++i) {
       const int row = (lane + 32 * i) / kUnits, unit = (lane + 32 * i) % kUnits;
-      const T* const row_scales = reinterpret_cast<const T*>(scales) + (row * kUnits >> log);
-      terms[lane + 32 * i] = value(row_scales[unit >> log]) * codes.unit();
+      const T* const of_row = reinterpret_cast<const T*>(scales + row * row_bytes + before);
+      terms[lane + 32 * i] = value(of_row[unit >> log]) * codes.unit();
     }
   };
   const Dtype dtype = params.scale.dtype;

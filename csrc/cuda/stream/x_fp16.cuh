@@ -52,21 +52,26 @@ class XFp16 {
   // Results of a lane: 4 c + 2 r + e is row g + 8 r of the weights, row 8 c + 2 t + e of x.
   static constexpr int kResults = 4 * kColumnTiles;
 
-  // Starts the copy of the span that begins at k0; zeros past K.
-  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
+  static __device__ __forceinline__ bool is_wide(Dtype) { return false; }
+
+  // Starts the copy of the span that begins at k0 of rows from element `first` on; zeros past K.
+  static __device__ __forceinline__ void ask(const void* x, Dtype, Index first, int rows, int K,
+                                             int k0, uint8_t* staged) {
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
 #pragma unroll
       for (int j = 0; j < kSpanK / 256; ++j) {
         const int piece = lane_id() + 32 * j, k = k0 + 8 * piece;
-        copy_or_zeros<16>(staged + place(m, piece), x + (m * Index{K} + k), k < K);
+        copy_or_zeros<16>(staged + place(m, piece),
+                          static_cast<const X*>(x) + (first + m * Index{K} + k), k < K);
       }
     }
   }
 
   // Turns what this warp's copies have brought into operands.
-  __device__ __forceinline__ float2 take(int rows, const uint8_t* staged, const StagedNorm&, int) {
+  __device__ __forceinline__ float2 take(int rows, Dtype, const uint8_t* staged, const StagedNorm&,
+                                         int) {
     // Rows past the last one repeat it and are not stored.
     take_rows(staged, [&](int c, int g) { return min((kHalves ? 0 : 8 * c) + g, rows - 1); });
     return {};

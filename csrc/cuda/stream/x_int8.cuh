@@ -3,7 +3,8 @@
 // An mma has eight columns, and few rows of x leave most of them free. So x becomes fixed point, by
 // a power of two for each span of a row, and its four bytes are four columns: y is the sum of their
 // products by powers of 256, each of them exact. Elements down to 2^-19 of the span's largest are
-// exact, smaller ones are off by 2^-31 of it at most.
+// exact, smaller ones are off by 2^-31 of it at most. A row of float32 is two: what the first leaves of it
+// becomes fixed point once more, so that elements down to 2^-38 are exact.
 //
 // Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
 // out of the product. An 8-bit word is ready as it is. Those of tables take a few operations each four.
@@ -19,9 +20,10 @@
 
 namespace jaxgemv::cuda::stream {
 
-// Up to kMaxRows rows, one or two; one where blocks have two groups.
-template <Format kFormat, int kBits, typename X, int kMaxRows, int kSpanBytes, int kLaneWords,
-          bool kNormed, bool kHalves>
+// Up to kMaxRows rows of 16-bit x, one or two; one where blocks have two groups. Or one of float32, if
+// kMayBeWide.
+template <Format kFormat, int kBits, int kMaxRows, int kSpanBytes, int kLaneWords, bool kNormed,
+          bool kHalves>
 class XInt8 {
   using C = Codes<kFormat, kBits, int8_t>;
   static_assert(kMaxRows == 1 || !kHalves);
@@ -35,16 +37,25 @@ class XInt8 {
   // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
   static constexpr int kResults = 2;
 
-  // As in XFp16, but a lane copies whole words' x.
-  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
+  static __device__ __forceinline__ bool is_wide(Dtype x) { return kMayBeWide && x == Dtype::kF32; }
+
+  // As in XFp16, but a lane copies whole words' x; float32 to where the second row is made.
+  static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
+                                             int K, int k0, uint8_t* staged) {
+    const bool wide = is_wide(dtype);
+    const int size = wide ? 4 : 2;
+    const char* const row = static_cast<const char*>(x) + first * size;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
-        const int k = k0 + 8 * (lane_id() * kPieces + j);
-        copy_or_zeros<16>(staged + m * kRowBytes + (lane_id() * kPieces + j) * 16,
-                          x + (m * Index{K} + k), k < K);
+        const int piece = lane_id() * kPieces + j, k = k0 + 8 * piece;
+        const char* const from = row + (m * K + k) * size;
+        uint8_t* const to = staged + (wide ? 1 : m) * kRowBytes + piece * 8 * size;
+        copy_or_zeros<16>(to, from, k < K);
+        if (wide) [[unlikely]]
+          copy_or_zeros<16>(to + 16, from + 16, k < K);
       }
     }
   }
@@ -52,14 +63,17 @@ class XInt8 {
   // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
   // which there are `count`.
   // Returns the sum of squares of row t / 2 of x, in one of its two lanes.
-  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const StagedNorm& norm,
-                                         int count) {
+  __device__ __forceinline__ float2 take(int rows, Dtype dtype, uint8_t* staged,
+                                         const StagedNorm& norm, int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
     float squares = 0;
+    const bool is_split = is_wide(dtype);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
-      const Row row = make_slices(staged + m * kRowBytes, norm, count);
+      const uint8_t* const raw = staged + (is_split ? 1 : m) * kRowBytes;
+      const bool is_rest = m == 1 && is_split;
+      const Row row = make_slices(staged + m * kRowBytes, raw, dtype, norm, count, is_rest);
       const bool is_mine = m == 0 || t >= 2;
       if (is_mine) {
         squares = row.squares;
@@ -159,6 +173,8 @@ class XInt8 {
 
  private:
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
+  // Registers end there.
+  static constexpr bool kMayBeWide = kFormat == Format::kAffine && kMaxRows == 2 && kBits > 2;
   static constexpr int kSteps = C::kSteps;                // of a word: registers of four codes
   static constexpr int kPieces = kSpanK / 256;            // of 16 bytes of x, that a lane copies
   static constexpr int kShare = kLaneWords * kSteps * 4;  // bytes of a plane and block for a lane
@@ -176,54 +192,47 @@ class XInt8 {
     float power, sum, squares;
   };
 
-  // Makes four planes of bytes of a row, in its place.
-  static __device__ __forceinline__ Row make_slices(uint8_t* row, const StagedNorm& norm,
-                                                    int count) {
-    uint32_t raw[kPieces * 4];
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j)
-      load_shared<4>(raw + 4 * j, row + (lane_id() * kPieces + j) * 16);
-    float factor[kPieces][8] = {};  // zeros past K
-    if constexpr (kNormed)
+  // Makes four planes of bytes of a row, whose elements lie raw; or of what such planes leave.
+  static __device__ __forceinline__ Row make_slices(uint8_t* row, const uint8_t* raw, Dtype dtype,
+                                                    const StagedNorm& norm, int count,
+                                                    bool is_rest) {
+    constexpr int kCount = kPieces * 8;
+    float v[kCount];
+    uint32_t largest = load_raw(v, raw, dtype);
+    float squares = 0;
+    if constexpr (kNormed) {
+      float factor[kPieces][8] = {};  // zeros past K
 #pragma unroll
       for (int j = 0; j < kPieces; ++j)
         if (const int k = (lane_id() * kPieces + j) * 8; k < count) norm.load_octet(factor[j], k);
-    const auto x = [&](int k) {
-      return float_of_bits(k % 2 ? raw[k / 2] >> 16 : raw[k / 2] & 0xffffu, kDtypeOf<X>);
-    };
-    const auto value = [&](int k) { return kNormed ? x(k) * factor[k / 8][k % 8] : x(k); };
-    uint32_t largest = 0;
-    float squares = 0;
-    int exponent;
-    bool finite;
-    if constexpr (kNormed) {
       float of[4] = {};  // chains of instructions that wait for one another are short
       uint32_t most[4] = {};
 #pragma unroll
-      for (int k = 0; k < kPieces * 8; ++k) {
-        of[k % 4] = fmaf(x(k), x(k), of[k % 4]);
-        most[k % 4] = max(most[k % 4], __float_as_uint(value(k)) & 0x7fffffffu);
+      for (int k = 0; k < kCount; ++k) {
+        of[k % 4] = fmaf(v[k], v[k], of[k % 4]);
+        v[k] *= factor[k / 8][k % 8];
+        most[k % 4] = max(most[k % 4], __float_as_uint(v[k]) & 0x7fffffffu);
       }
       largest = max(max(most[0], most[1]), max(most[2], most[3]));
-      largest = __reduce_max_sync(~0u, largest);
       squares = (of[0] + of[1]) + (of[2] + of[3]);
 #pragma unroll
       for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
-      exponent = normal_exponent<float>(largest, 30);
-      finite = largest < 0x7f800000u;
-    } else {
-      largest = __reduce_max_sync(~0u, largest_of(raw));
-      exponent = normal_exponent<X>(largest, 30);
-      finite = largest < (std::is_same_v<X, __half> ? 0x7c00u : 0x7f80u);
     }
+    largest = __reduce_max_sync(~0u, largest);
+    const int exponent = normal_exponent<float>(largest, 30);
+    const bool finite = largest < 0x7f800000u;
     const float scale = power_of_two(exponent);
-    uint32_t bytes[kPieces * 8];
+#pragma unroll
+    for (float& each : v) each *= scale;
+    if (is_rest) [[unlikely]]
+#pragma unroll
+      for (float& each : v) each = (each - rintf(each)) * kOfRest;  // exact
+    uint32_t bytes[kCount];
     float sums[4] = {};
 #pragma unroll
-    for (int k = 0; k < kPieces * 8; ++k) {
-      const float scaled = scale * value(k);
-      sums[k % 4] += scaled;
-      const int fixed = __float2int_rn(scaled);
+    for (int k = 0; k < kCount; ++k) {
+      sums[k % 4] += v[k];
+      const int fixed = __float2int_rn(v[k]);
       bytes[k] = static_cast<uint32_t>(fixed + 0x00808080) ^ 0x00808080u;  // signed bytes
     }
     uint32_t planes[4][kPieces * 2];
@@ -247,8 +256,35 @@ class XInt8 {
       for (int r = 0; r < kPieces; ++r)
         *reinterpret_cast<uint2*>(row + d * kSpanK + (lane_id() * kPieces + r) * 8) = {
             planes[d][2 * r], planes[d][2 * r + 1]};
-    return {finite ? power_of_two(-exponent) : NAN,  // for all results
-            (sums[0] + sums[1]) + (sums[2] + sums[3]), squares};
+    const float power = finite ? power_of_two(-exponent) : NAN;  // for all results
+    if (is_rest) return {power / kOfRest, 0, 0};
+    return {power, (sums[0] + sums[1]) + (sums[2] + sums[3]), squares};
+  }
+
+  static constexpr float kOfRest = 0x1p31f;
+
+  // This lane's elements, and the bits of the largest magnitude among them.
+  static __device__ __forceinline__ uint32_t load_raw(float (&v)[kPieces * 8], const uint8_t* row,
+                                                      Dtype dtype) {
+    if (is_wide(dtype)) [[unlikely]] {
+      uint32_t largest = 0;
+      load_shared<kPieces * 8>(reinterpret_cast<uint32_t*>(v), row + lane_id() * kPieces * 32);
+#pragma unroll
+      for (float each : v) largest = max(largest, __float_as_uint(each) & 0x7fffffffu);
+      return largest;
+    }
+    uint32_t pairs[kPieces * 4];
+    load_shared<kPieces * 4>(pairs, row + lane_id() * kPieces * 16);
+    const auto convert = [&](Dtype known) {
+#pragma unroll
+      for (int k = 0; k < kPieces * 8; ++k)
+        v[k] = float_of_bits(k % 2 ? pairs[k / 2] >> 16 : pairs[k / 2] & 0xffffu, known);
+    };
+    if (dtype == Dtype::kF16) [[unlikely]]
+      convert(Dtype::kF16);
+    else
+      convert(Dtype::kBF16);
+    return __float_as_uint(float_of_bits(largest_of(pairs), dtype));
   }
 };
 

@@ -17,13 +17,10 @@ class XNormed : public XFp16<C, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, fa
   static constexpr int kRows = kMaxRows, kRowBytes = 2 * Base::kRowBytes;
   using Base::kResults, Base::kSpanK;
 
-  static __device__ __forceinline__ void ask(const X* x, int rows, int K, int k0, uint8_t* staged) {
-    static_assert(sizeof(X) == sizeof(__half));
-    Base::ask(reinterpret_cast<const __half*>(x), rows, K, k0, staged);
-  }
+  static_assert(sizeof(X) == sizeof(__half));  // as Base copies it
 
   // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
-  __device__ __forceinline__ float2 take(int rows, uint8_t* staged, const StagedNorm& norm,
+  __device__ __forceinline__ float2 take(int rows, Dtype, uint8_t* staged, const StagedNorm& norm,
                                          int count) {
     const int t = lane_id() % 4;
     float factor[2] = {1, 1}, squares[2] = {};
