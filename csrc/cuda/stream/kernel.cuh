@@ -37,7 +37,8 @@ struct SpanShape {
   static constexpr int kSpanBytes =
       kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256 : 128;
   // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
-  // architecture (but four bytes on sm_80, of e8m0 with a norm). Fewer words are more blocks and sums.
+  // architecture (but four bytes on sm_80 of e8m0 with a norm, and on sm_120 of groups of 64: int2, and int4
+  // with a norm). Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
     if (go_into_operand(kScales)) return kRows <= 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
@@ -49,6 +50,9 @@ struct SpanShape {
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
+  // Whether a span's scales may: the widest blocks have the large groups, and kernels for one row of x no
+  // register for it.
+  static constexpr bool kMayBeginInWord = kRows > 1 && kLaneWords == (kIsTable ? 2 : 4);
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
   // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
   static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
@@ -118,7 +122,8 @@ __global__ void __launch_bounds__(
   using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
   constexpr int kStages = Shape::kStages;
   using Memory = WarpMemory<kFormat, kScales, kSpanBytes, Span::kBlocks, kStages>;
-  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts, kStages>;
+  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts, kStages,
+                          Shape::kMayBeginInWord>;
   // Others than integers have a factor for all shifts, which is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
@@ -275,7 +280,8 @@ __global__ void __launch_bounds__(
           xs.add(to + sum_row, column_size, rows(), slice > 0, sums, false);
         }
         Window window;
-        const int before = scales_before<Span::kBlocks>(params, slice * warps + warp);
+        const int before =
+            Shape::kMayBeginInWord ? scales_before<Span::kBlocks>(params, slice * warps + warp) : 0;
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
           wait_copies<kStages - 1>();

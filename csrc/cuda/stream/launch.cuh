@@ -127,6 +127,8 @@ struct Stream {
     return {};
   }
 
+  static constexpr int log_of(unsigned power) { return std::bit_width(power) - 1; }
+
   static bool has_epilogue(const Problem& problem, const Operands& operands) {
     return problem.activation != Activation::kNone || operands.residual.data != nullptr ||
            operands.global_scale.data != nullptr || (kHasShift && !is_wide(operands.scale.dtype));
@@ -174,11 +176,17 @@ struct Stream {
       // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
-      if (M == 1) return launch<kOne, kScales, kLaneWords, kParts>(call);
+      using One = stream::SpanShape<kFormat, kBits, kOne, kScales, kLaneWords, kParts>;
+      const int blocks = One::kSpanBytes / (16 * kLaneWords);
+      const bool begins_in_word = kScales == Scales::kByBlock &&
+                                  size_of(call.operands.scale.dtype) == 2 &&
+                                  blocks >> call.found.group_log < 2;
+      if (M == 1 && (One::kMayBeginInWord || !begins_in_word))
+        return launch<kOne, kScales, kLaneWords, kParts>(call);
       if constexpr (kMost == 2)
         return launch<2, kScales, kLaneWords, kParts>(call);
       else if constexpr (!kHalves)
-        if (M == 2) return launch<2, kScales, kLaneWords, kParts>(call);
+        if (M <= 2) return launch<2, kScales, kLaneWords, kParts>(call);
     }
     if constexpr (kParts == Parts::kNormAndEpilogue) {
       return launch<kNormedRows<kScales, kLaneWords>, kScales, kLaneWords, kParts>(call);
@@ -215,10 +223,10 @@ struct Stream {
     const int size = size_of(operands.scale.dtype);
     params.scale_row = size * static_cast<int>(operands.scale.n_stride);
     params.scale_log = size / 2;
-    const int span_groups = found.group_log < 0 ? kBlocks * 2 : kBlocks >> found.group_log;
-    const int words = stream::go_into_operand(kScales) ? stream::operand_scale_bytes(kScales) / 4
-                                                       : span_groups << params.scale_log >> 2;
-    params.words_log = std::bit_width(static_cast<unsigned>(std::max(words, 1))) - 1;
+    const int words_log = stream::go_into_operand(kScales)
+                              ? log_of(stream::operand_scale_bytes(kScales) / 4)
+                              : log_of(kBlocks) - found.group_log + params.scale_log - 2;
+    params.words_log = std::max(words_log, 0), params.spans_log = std::max(-words_log, 0);
     params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
     params.scale = operands.scale, params.shift = operands.shift;
     params.codebook = operands.codebook;

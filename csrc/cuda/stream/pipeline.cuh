@@ -44,7 +44,8 @@ struct Params {
   int group_log;  // a group is 2^this blocks
   int scale_log;  // a scale, and a shift, is 2^this bytes
   int scale_row;  // bytes from row to row
-  int words_log;  // of a span of a row 2^this words of scales are copied
+  // Of a span of a row 2^words_log words of scales are copied, of which 2^spans_log spans may have one together.
+  int words_log, spans_log;
   Affine affine;
   uint32_t stack;
   Param scale, shift, codebook;
@@ -95,7 +96,8 @@ __device__ __forceinline__ int scales_before(const Params& params, int span) {
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
 // after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
 // the lanes that later read two rows at once find them in different banks.
-template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts, int kStages>
+template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts, int kStages,
+          bool kMayBeginInWord = false>
 struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
@@ -168,11 +170,12 @@ struct Pipeline {
       }
       if (--left == 0) {  // back to the first tile, one slice further
         const int rows = last_step + (tiles - 1) * tiling.step();
-        if constexpr (kScales != Scales::kByRow)
-          scale_from -= offset_of_scales() + rows * params.scale_row;
+        const int before = kMayBeginInWord ? offset_of_scales() : 0;
         ++slice, left = tiles, offset += warps * kSpanBytes;
         from += warps * kSpanBytes - rows * Index{params.row_bytes};
-        if constexpr (kScales != Scales::kByRow) scale_from += offset_of_scales();
+        const int step =
+            kMayBeginInWord ? offset_of_scales() - before : (warps << params.words_log) * 4;
+        scale_from += step - rows * params.scale_row;
       }
     }
     stage = stage == (kStages - 1) * kBytes ? 0 : stage + kBytes;
@@ -202,10 +205,8 @@ struct Pipeline {
   // Of the word that this lane copies of each row of scales, in the span of `slice`.
   __device__ __forceinline__ int offset_of_scales() const {
     const int span = slice * (blockDim.x / 32) + threadIdx.x / 32;
-    const int first = go_into_operand(kScales)
-                          ? span << params.words_log << 2
-                          : first_group<kBlocks>(params, span) << params.scale_log & ~3;
-    return first + (threadIdx.x & ((1 << params.words_log) - 1)) * 4;
+    const int word = (kMayBeginInWord ? span >> params.spans_log : span) << params.words_log;
+    return (word + (threadIdx.x & ((1 << params.words_log) - 1))) * 4;
   }
 };
 
