@@ -299,6 +299,27 @@ def test_large(kernel):
         assert_ran(kernel)
 
 
+@by_name(k for k in kernels(transposed=False, xs=["float32"]) if k.name == "stream")
+def test_small_elements(kernel, rng):
+    """Elements of float32 x, 2^-15 and 2^-30 of the largest, whose weights alone are not zero: none is lost."""
+    n, k = 37, 1280
+    for group, log in [(k, 15), (64, 15), (128, 30), (512, 30)]:
+        at = rng.permutation(k)[:9]
+        x = rng.uniform(0.5, 1, (1, k)).astype(np.float32)
+        x[:, at] = rng.uniform(0.5, 1, at.size) * 2.0**-log
+        codes = np.zeros((n, k), np.uint8)
+        codes[:, at] = rng.integers(1, 1 << kernel.bits, (n, at.size))
+        scale = rng.uniform(0.5, 1, (n, -(-k // group))).astype(np.float32)
+        offset = np.zeros_like(scale)
+        w = QuantizedTensor.from_codes(codes, scale, offset=offset, bits=kernel.bits, group_size=group)
+        y = gemv(x, w, implementation="cuda")
+        jax.block_until_ready(y)
+        assert_ran(kernel)
+        exact = x.astype(np.float64) @ (codes * np.repeat(scale.astype(np.float64), group, 1)[:, :k]).T
+        with telling((group, log)):
+            assert_close(y, exact, exact, k, dtype=jnp.float32, contract=True)
+
+
 @large
 def test_what_the_last_kernel_left(kernel, rng):
     """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""

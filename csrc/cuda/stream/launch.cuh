@@ -62,7 +62,7 @@ struct Stream {
   using Scales = stream::Scales;
   // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
   // Only kernels for 8 rows can do that. Where a block has two groups, 8 of 16 rows have.
-  static constexpr int kMostRows = kBits == 2 && !kIsWide ? 64 : kMaxRows;
+  static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
   static constexpr bool kHasBytes = kHasShift || kIsTable;  // XInt8, for one and two rows
   static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
 
