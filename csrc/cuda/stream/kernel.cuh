@@ -45,7 +45,8 @@ struct SpanShape {
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
-    if (kRows <= 2) return {kPlain ? 12 : 8, kPlain ? 16 : 12, 16};
+    if (kRows <= 2)
+      return {kPlain ? 12 : 8, kPlain ? 16 : 12, kParts == Parts::kNormAndEpilogue ? 12 : 16};
     if (kBits != 4 || kTwice) return {8, 8, 8};
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
