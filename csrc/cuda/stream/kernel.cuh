@@ -51,8 +51,8 @@ struct SpanShape {
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kLaneWords / 2];
-  // Whether a span's scales may: the widest blocks have the large groups, and kernels for one row of x no
-  // register for it.
+  // Whether a span's scales may begin inside of a word: the widest blocks have the large groups, and kernels
+  // for one row of x no register for it.
   static constexpr bool kMayBeginInWord = kRows > 1 && kLaneWords == (kIsTable ? 2 : 4);
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
   // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(
   // Rows of x of this CTA.
   const int M = kRows == 1 ? 1 : kMTiles ? min(params.M - m0, kRows) : params.M;
   // One row may have two parts, each of which is a row up to the end.
-  const auto in_parts = [&] { return Span::is_wide(params.x_dtype); };
+  const auto in_parts = [&] { return Span::is_in_parts(params.x_dtype); };
   const auto rows = [&] { return in_parts() ? 2 : M; };
   const Tiling<kParts> tiling{params};
   const int first_row = cta * params.rows_a_cta + min(cta, params.more);

@@ -13,9 +13,9 @@ template <Format kFormat, int kBits, typename X>
 struct Stream {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
-  static constexpr bool kIsWide = std::is_same_v<X, float>;
+  static constexpr bool kInParts = std::is_same_v<X, float>;
   // That share a read of the weights.
-  static constexpr int kMaxRows = kIsWide ? 1 : kBits == 2 ? 8 : 16;
+  static constexpr int kMaxRows = kInParts ? 1 : kBits == 2 ? 8 : 16;
   // Of a format that is rare there are the plain kernels alone: all together are much of a wheel's bytes.
   static constexpr bool kHasParts = kFormat != Format::kE5M2;
   static constexpr KernelInfo kInfo{
@@ -158,13 +158,13 @@ struct Stream {
 
   // One row of float32 is two of bytes.
   template <Scales kScales, int kLaneWords, Parts kParts>
-    requires(kIsWide)
+    requires(kInParts)
   static cudaError_t run_rows(const Call& call) {
     return launch<2, kScales, kLaneWords, kParts>(call);
   }
 
   template <Scales kScales, int kLaneWords, Parts kParts>
-    requires(!kIsWide)
+    requires(!kInParts)
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
     constexpr int kMost =
@@ -249,7 +249,7 @@ struct Stream {
     params.scale_apart = more * params.scale_row;
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
-    const int rows = kIsWide ? 2 : std::min(params.M, kRows);
+    const int rows = kInParts ? 2 : std::min(params.M, kRows);
     const int columns = ceil_div(rows, Span::kRowsAColumn);
     const int column_bytes = columns * 8, x_bytes = rows * Span::kRowBytes + params.norm_bytes;
     const auto partial_bytes = [&](int tiles) {

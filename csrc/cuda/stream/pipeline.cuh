@@ -81,16 +81,10 @@ struct Tiling {
   }
 };
 
-// The group with which a span begins; of halves of a block the log is -1.
-template <int kBlocks>
-__device__ __forceinline__ int first_group(const Params& params, int span) {
-  return span * (kBlocks * 2) >> (params.group_log + 1);
-}
-
 // Bytes of the first word of a span's scales that belong to groups before its own.
 template <int kBlocks>
 __device__ __forceinline__ int scales_before(const Params& params, int span) {
-  return first_group<kBlocks>(params, span) << params.scale_log & 3;
+  return span * kBlocks >> params.group_log << params.scale_log & 3;
 }
 
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice

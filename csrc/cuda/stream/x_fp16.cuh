@@ -52,7 +52,7 @@ class XFp16 {
   // Results of a lane: 4 c + 2 r + e is row g + 8 r of the weights, row 8 c + 2 t + e of x.
   static constexpr int kResults = 4 * kColumnTiles;
 
-  static __device__ __forceinline__ bool is_wide(Dtype) { return false; }
+  static __device__ __forceinline__ bool is_in_parts(Dtype) { return false; }
 
   // Starts the copy of the span that begins at k0 of rows from element `first` on; zeros past K.
   static __device__ __forceinline__ void ask(const void* x, Dtype, Index first, int rows, int K,

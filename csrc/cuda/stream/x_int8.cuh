@@ -21,7 +21,7 @@
 namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows of 16-bit x, one or two; one where blocks have two groups. Or one of float32, if
-// kMayBeWide.
+// kMayBeInParts.
 template <Format kFormat, int kBits, int kMaxRows, int kSpanBytes, int kLaneWords, bool kNormed,
           bool kHalves>
 class XInt8 {
@@ -37,12 +37,14 @@ class XInt8 {
   // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
   static constexpr int kResults = 2;
 
-  static __device__ __forceinline__ bool is_wide(Dtype x) { return kMayBeWide && x == Dtype::kF32; }
+  static __device__ __forceinline__ bool is_in_parts(Dtype x) {
+    return kMayBeInParts && x == Dtype::kF32;
+  }
 
   // As in XFp16, but a lane copies whole words' x; float32 to where the second row is made.
   static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
                                              int K, int k0, uint8_t* staged) {
-    const bool wide = is_wide(dtype);
+    const bool wide = is_in_parts(dtype);
     const int size = wide ? 4 : 2;
     const char* const row = static_cast<const char*>(x) + first * size;
 #pragma unroll
@@ -67,12 +69,12 @@ class XInt8 {
                                          const StagedNorm& norm, int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
     float squares = 0;
-    const bool is_split = is_wide(dtype);
+    const bool in_parts = is_in_parts(dtype);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       if (m >= rows) break;
-      const uint8_t* const raw = staged + (is_split ? 1 : m) * kRowBytes;
-      const bool is_rest = m == 1 && is_split;
+      const uint8_t* const raw = staged + (in_parts ? 1 : m) * kRowBytes;
+      const bool is_rest = m == 1 && in_parts;
       const Row row = make_slices(staged + m * kRowBytes, raw, dtype, norm, count, is_rest);
       const bool is_mine = m == 0 || t >= 2;
       if (is_mine) {
@@ -174,7 +176,7 @@ class XInt8 {
  private:
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
   // Registers end there.
-  static constexpr bool kMayBeWide = kFormat == Format::kAffine && kMaxRows == 2 && kBits > 2;
+  static constexpr bool kMayBeInParts = kFormat == Format::kAffine && kMaxRows == 2 && kBits > 2;
   static constexpr int kSteps = C::kSteps;                // of a word: registers of four codes
   static constexpr int kPieces = kSpanK / 256;            // of 16 bytes of x, that a lane copies
   static constexpr int kShare = kLaneWords * kSteps * 4;  // bytes of a plane and block for a lane
@@ -266,7 +268,7 @@ class XInt8 {
   // This lane's elements, and the bits of the largest magnitude among them.
   static __device__ __forceinline__ uint32_t load_raw(float (&v)[kPieces * 8], const uint8_t* row,
                                                       Dtype dtype) {
-    if (is_wide(dtype)) [[unlikely]] {
+    if (is_in_parts(dtype)) [[unlikely]] {
       uint32_t largest = 0;
       load_shared<kPieces * 8>(reinterpret_cast<uint32_t*>(v), row + lane_id() * kPieces * 32);
 #pragma unroll
