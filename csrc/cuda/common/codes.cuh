@@ -86,15 +86,15 @@ __device__ __forceinline__ float float_of_magic(int sum) { return __int_as_float
 
 // Four codes in the bytes of a register, times 2^(kBits * step); all steps of a word have all codes.
 //   code(step, i)     the code of the word that is byte i
-//   kSums             of products: one for each step, or one for all; they begin with start()
+//   kSums             of products: one for each step, or for each plane; they begin with start()
 //   total(sums, e)    of element e of all of them
 template <int kBits>
 struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
   using Stateless::Stateless;
-  static constexpr int kSteps = 8 / kBits, kSums = kSteps, kParts = 1;
+  static constexpr int kSteps = 8 / kBits, kSums = kSteps;
   static __device__ constexpr int code(int step, int i) { return step + kSteps * i; }
   static __device__ constexpr int start(int sum) { return sum == 0 ? kMagic : 0; }
-  static __device__ __forceinline__ uint32_t quad(uint32_t word, int, int step, int = 0) {
+  static __device__ __forceinline__ uint32_t quad(uint32_t word, int step) {
     constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
     return kBits == 8 ? word : word & kMask << (kBits * step);
   }

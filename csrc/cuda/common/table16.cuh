@@ -96,14 +96,16 @@ class Table16 {
 template <>
 struct Codes<Format::kCodebook, 4, int8_t> : Table16 {
   using Table16::Table16;
-  static constexpr int kSteps = 2, kSums = 1, kParts = 2;  // whose products add up
+  static constexpr int kSteps = 2, kSums = kPlanes, kParts = 2;  // whose products add up
   static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
   static __device__ constexpr int start(int) { return kMagic; }
   __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step, int part) const {
     return planes_[plane].part_of(word, step, part);
   }
   static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
-    return float_of_magic(sums[0][e]);
+    // Both are on top of 1.5 * 2^23: exact, with one subtraction for two.
+    return fmaf(1.f / 128, __int_as_float(sums[1][e]),
+                __int_as_float(sums[0][e]) - (1 + 1.f / 128) * 0x1.8p23f);
   }
 };
 

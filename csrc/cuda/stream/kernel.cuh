@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* ter
       load_shared<kLaneWords>(
           w[r], weights + (g + 8 * r) * kSpanBytes + ((i * 4 + t) * 4 * kLaneWords ^ g % 2 * 64));
     float v[Span::kResults];
-    xs.dot(w, i, v);
+    xs.template dot<kScales != Scales::kByRow>(w, i, v);
     if (kScales != Scales::kByRow && i == 0) __syncwarp();  // for the terms, as late as possible
 #pragma unroll
     for (int e = 0; e < Span::kResults; ++e) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* ter
       if constexpr (std::is_same_v<Term, float2>)
         y[e] = fmaf(of.x, v[e], fmaf(of.y, xs.sum_of(e, i), y[e]));
       else
-        y[e] = fmaf(of, Span::kHasSums ? v[e] + xs.sum_of(e, i) : v[e], y[e]);
+        y[e] = fmaf(of, v[e], y[e]);
     }
   }
 }

@@ -214,26 +214,31 @@ struct WarpMemory {
   static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * kBlocks * 8 : 0);
 };
 
+// A scale or shift of 16 or 32 bits in a word, `at` bytes behind the first of its row. Without branches,
+// so that terms are made beside the first products: of 16 bits either half becomes the upper one.
+__device__ __forceinline__ uint32_t select_of(const Params& params, int at) {
+  return params.scale_log == 2 ? 0x3210 : at & 2 ? 0x3244 : 0x1044;
+}
+__device__ __forceinline__ float value_in(const uint8_t* word, uint32_t select, Dtype dtype) {
+  const uint32_t bits = __byte_perm(*reinterpret_cast<const uint32_t*>(word), 0, select);
+  return dtype == Dtype::kF16 ? float_of_bits(bits >> 16, Dtype::kF16) : __uint_as_float(bits);
+}
+
 // The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
-// 32 and so on. before: as scales_before has it. Without branches, so that they are made beside the first
-// products.
+// 32 and so on. before: as scales_before has it.
 template <Scales, int kBits, int kBlocks, typename Codes>
 __device__ __forceinline__ void make_terms(const Params& params, int before, const uint8_t* scales,
                                            const Codes&, float2* terms) {
   const int lane = threadIdx.x % 32, row_bytes = 4 << params.words_log;
   const int at = (lane % kBlocks >> params.group_log << params.scale_log) + before;
-  // Of 16 bits, either half of a word becomes its upper one.
-  const uint32_t select = params.scale_log == 2 ? 0x3210 : at & 2 ? 0x3244 : 0x1044;
+  const uint32_t select = select_of(params, at);
   const uint8_t* const words = scales + lane / kBlocks * 2 * row_bytes + (at & ~3);
 #pragma unroll
   for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
     const uint8_t* const of_row = words + 32 / kBlocks * i * 2 * row_bytes;
-    const auto value = [&](const uint8_t* word, Dtype dtype) {
-      const uint32_t bits = __byte_perm(*reinterpret_cast<const uint32_t*>(word), 0, select);
-      return dtype == Dtype::kF16 ? float_of_bits(bits >> 16, Dtype::kF16) : __uint_as_float(bits);
-    };
-    terms[lane + 32 * i] = terms_of(params.affine, value(of_row, params.scale.dtype),
-                                    value(of_row + row_bytes, params.shift.dtype), mid_code(kBits));
+    terms[lane + 32 * i] = terms_of(
+        params.affine, value_in(of_row, select, params.scale.dtype),
+        value_in(of_row + row_bytes, select, params.shift.dtype), mid_code(kBits));
   }
 }
 
@@ -244,22 +249,19 @@ __device__ __forceinline__ void make_terms(const Params& params, int before, con
   constexpr int kUnits = kBlocks * (kScales == Scales::kByHalf ? 2 : 1);
   const int lane = threadIdx.x % 32, log = kUnits > kBlocks ? 0 : params.group_log;
   const int row_bytes = 4 << params.words_log;
-  const auto make = [&](auto type, auto&& value) {
-    using T = decltype(type);
-#pragma unroll
-    for (int i = 0; i < kTileN * kUnits / 32; ++i) {
-      const int row = (lane + 32 * i) / kUnits, unit = (lane + 32 * i) % kUnits;
-      const T* const of_row = reinterpret_cast<const T*>(scales + row * row_bytes + before);
-      terms[lane + 32 * i] = value(of_row[unit >> log]) * codes.unit();
-    }
-  };
+  const int at = (lane % kUnits >> log << params.scale_log) + before;
+  const uint8_t* const row = scales + lane / kUnits * row_bytes;
   const Dtype dtype = params.scale.dtype;
-  if (params.scale_log == 0)
-    make(uint8_t{}, [&](uint32_t v) { return float_of_byte(v, dtype); });
-  else if (params.scale_log == 1)
-    make(uint16_t{}, [&](uint32_t v) { return float_of_bits(v, dtype); });
-  else
-    make(float{}, [](float v) { return v; });
+  const auto make = [&](auto&& value) {
+    const float unit = codes.unit();
+#pragma unroll
+    for (int i = 0; i < kTileN * kUnits / 32; ++i)
+      terms[lane + 32 * i] = value(row + 32 / kUnits * i * row_bytes) * unit;
+  };
+  if (params.scale_log == 0) [[unlikely]]
+    return make([&](const uint8_t* of_row) { return float_of_byte(of_row[at], dtype); });
+  const uint32_t select = select_of(params, at);
+  make([&](const uint8_t* of_row) { return value_in(of_row + (at & ~3), select, dtype); });
 }
 
 }  // namespace jaxgemv::cuda::stream

@@ -94,7 +94,9 @@ class XFp16 {
                                codes_of(0, j, step, 1), codes_of(1, j, step, 1), b[c][i][j][step]);
   }
 
-  // A tile's products with block i.
+  // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
+  // scale.
+  template <bool kByBlock>
   __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
                                       float (&v)[kResults]) const {
     // Accumulators: one for each plane, or two that take turns, because an mma waits for the one
@@ -109,8 +111,10 @@ class XFp16 {
                    i, plane, sums);
     }
 #pragma unroll
-    for (int e = 0; e < kResults; ++e)
+    for (int e = 0; e < kResults; ++e) {
       v[e] = fmaf(kSecond, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
+      if (C::kPlanes > 1 && kByBlock) v[e] += sum_of(e, i);
+    }
   }
 
   // For result e: which of the rows g and g + 8 of the weights, which half of a block's groups, and x's

@@ -109,42 +109,44 @@ class XInt8 {
     return {t % 2 ? 0 : squares, 0};
   }
 
-  // A tile's products with block i.
+  // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
+  // scale.
+  template <bool kByBlock>
   __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
                                       float (&v)[kResults]) const {
-    constexpr int kNext = kLaneWords > 1;
-    float column[4] = {};
+    int sums[C::kSums][4];
 #pragma unroll
-    for (int plane = 0; plane < C::kPlanes; ++plane) {
-      if (!codes.has(plane)) break;
-      int sums[C::kSums][4];
+    for (int e = 0; e < 4 * C::kSums; ++e) sums[e / 4][e % 4] = C::start(e / 4);
+    if constexpr (kIsTable) {  // an mma takes both steps of a word, of a plane
 #pragma unroll
-      for (int e = 0; e < 4 * C::kSums; ++e) sums[e / 4][e % 4] = C::start(e / 4);
-      if constexpr (C::kSums < kSteps) {  // an mma takes both steps of a word
+      for (int j = 0; j < kLaneWords; ++j)
 #pragma unroll
-        for (int j = 0; j < kLaneWords; ++j)
+        for (int part = 0; part < C::kParts; ++part)
 #pragma unroll
-          for (int part = 0; part < C::kParts; ++part)
-            mma_bytes(sums[0], codes.quad(w[0][j], plane, 0, part),
+          for (int plane = 0; plane < C::kPlanes; ++plane)
+            mma_bytes(sums[plane], codes.quad(w[0][j], plane, 0, part),
                       codes.quad(w[1][j], plane, 0, part), codes.quad(w[0][j], plane, 1, part),
-                      codes.quad(w[1][j], plane, 1, part), b[i][j][0], b[i][j][kSteps - 1]);
-      } else {  // or one of two words
+                      codes.quad(w[1][j], plane, 1, part), b[i][j][0], b[i][j][1]);
+    } else {  // or one of two words
+      constexpr int kNext = kLaneWords > 1;
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-          for (int j = 0; j < kLaneWords; j += 2)
-            mma_bytes(sums[step], codes.quad(w[0][j], plane, step),
-                      codes.quad(w[1][j], plane, step),
-                      kNext ? codes.quad(w[0][j + kNext], plane, step) : 0,
-                      kNext ? codes.quad(w[1][j + kNext], plane, step) : 0, b[i][j][step],
-                      b[i][j + kNext][step]);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        column[e] = plane == 0 ? C::total(sums, e) : fmaf(1.f / 128, C::total(sums, e), column[e]);
+        for (int j = 0; j < kLaneWords; j += 2)
+          mma_bytes(sums[step], codes.quad(w[0][j], step), codes.quad(w[1][j], step),
+                    kNext ? codes.quad(w[0][j + kNext], step) : 0,
+                    kNext ? codes.quad(w[1][j + kNext], step) : 0, b[i][j][step],
+                    b[i][j + kNext][step]);
     }
+    float column[4];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) v[r] = fmaf(worth[1], column[2 * r + 1], worth[0] * column[2 * r]);
+    for (int e = 0; e < 4; ++e) column[e] = C::total(sums, e);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float low = kIsTable && kByBlock ? fmaf(worth[0], column[2 * r], sum[i])
+                                             : worth[0] * column[2 * r];
+      v[r] = fmaf(worth[1], column[2 * r + 1], low);
+    }
   }
 
   // For result e: which of the rows g and g + 8 of the weights, which half of a block's groups, and x's
