@@ -63,7 +63,7 @@ struct PlaneDecoder : Plane16 {
   float worth_;
 };
 
-// As Codes<.., __half> in codes.cuh, for XFp16. What a table is can be seen by its entries alone.
+// As Codes<.., __half> in codes.cuh, for XPairs. What a table is can be seen by its entries alone.
 struct ScaledCodes : WordPairs<4> {
   static constexpr bool kHasSums = false, kTakesScales = true;
   static constexpr int kPlanes = 1;

@@ -18,7 +18,7 @@
 
 #include "pipeline.cuh"
 #include "scaled.cuh"
-#include "x_fp16.cuh"
+#include "x_pairs.cuh"
 #include "x_int8.cuh"
 #include "x_normed.cuh"
 
@@ -59,25 +59,27 @@ struct SpanShape {
   static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
 };
 
-// x in registers: one or two rows as bytes, of any type, more as fp16, and all where codes take scales with
-// them.
+// x in registers: one or two rows as bytes, of any type; more as pairs, and all where codes take scales
+// with them. Codes of integers are exact in x's type, whichever it is; others, and x * norm, are fp16.
 struct AnyX {};
-template <typename C, typename X, int kRows, Scales kScales, int kSpanBytes, int kLaneWords,
-          Parts kParts>
-using Fp16Span =
-    std::conditional_t<kParts == Parts::kNormAndEpilogue,
-                       XNormed<C, X, kRows, kSpanBytes, kLaneWords>,
-                       XFp16<C, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>;
-template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
+template <typename C, typename Element, typename X, int kRows, Scales kScales, int kSpanBytes,
           int kLaneWords, Parts kParts>
+using PairsSpan = std::conditional_t<
+    kParts == Parts::kNormAndEpilogue, XNormed<C, X, kRows, kSpanBytes, kLaneWords>,
+    XPairs<C, Element, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>;
+template <Format kFormat, typename X, Parts kParts>
+using ElementOf =
+    std::conditional_t<kFormat == Format::kAffine && kParts != Parts::kNormAndEpilogue, X, __half>;
+template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
+          int kLaneWords, Parts kParts, typename Element = ElementOf<kFormat, X, kParts>>
 using Span = std::conditional_t<
     go_into_operand(kScales),
-    Fp16Span<ScaledCodes, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>,
+    PairsSpan<ScaledCodes, __half, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>,
     std::conditional_t<kRows <= 2,
                        XInt8<kFormat, kBits, kRows, kSpanBytes, kLaneWords,
                              kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
-                       Fp16Span<Codes<kFormat, kBits, __half>, X, kRows, kScales, kSpanBytes,
-                                kLaneWords, kParts>>>;
+                       PairsSpan<Codes<kFormat, kBits, Element>, Element, X, kRows, kScales,
+                                 kSpanBytes, kLaneWords, kParts>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
 template <Scales kScales, int kSpanBytes, int kLaneWords, typename Term, typename Span>

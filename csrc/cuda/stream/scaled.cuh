@@ -2,7 +2,7 @@
 #pragma once
 
 #include "pipeline.cuh"
-#include "x_fp16.cuh"
+#include "x_pairs.cuh"
 
 namespace jaxgemv::cuda::stream {
 

@@ -16,7 +16,7 @@
 
 #include "../common/norm.cuh"
 #include "../common/table16.cuh"
-#include "x_fp16.cuh"
+#include "x_pairs.cuh"
 
 namespace jaxgemv::cuda::stream {
 
@@ -41,7 +41,7 @@ class XInt8 {
     return kMayBeInParts && x == Dtype::kF32;
   }
 
-  // As in XFp16, but a lane copies whole words' x; float32 to where the second row is made.
+  // As in XPairs, but a lane copies whole words' x; float32 to where the second row is made.
   static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
                                              int K, int k0, uint8_t* staged) {
     const bool wide = is_in_parts(dtype);

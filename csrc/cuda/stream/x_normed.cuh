@@ -1,16 +1,16 @@
 // x with a norm, where it is not bytes: x * norm becomes the sum of two fp16 by a power of two for each
-// span of a row, 22 bits, and these are two rows of x_fp16.cuh.
+// span of a row, 22 bits, and these are two rows of x_pairs.cuh.
 #pragma once
 
-#include "x_fp16.cuh"
+#include "x_pairs.cuh"
 
 namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
 // of the halves of one.
 template <typename C, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
-class XNormed : public XFp16<C, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false> {
-  using Base = XFp16<C, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false>;
+class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false> {
+  using Base = XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false>;
   static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
 
  public:

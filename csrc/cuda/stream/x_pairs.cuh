@@ -1,11 +1,11 @@
 // More than two rows of x as operand B of mma.m16n8k16, and the weights that meet them.
 //
-// A step p of k16 takes Codes<.., __half>::product(word, p, ..) of a row.
+// A step p of k16 takes Codes<.., Element>::product(word, p, ..) of a row.
 //
-// float16 x only changes its order. bfloat16 x becomes fp16 by a power of two for each span of a
-// row of x, which brings the span's largest element to just under 2^15: elements down to 2^-29 of
-// it stay exact, smaller ones are off by 2^-40 of it at most. Sums of x are products with codes of
-// one.
+// x of that type only changes its order. Else it becomes fp16 by a power of two for each span of a
+// row of x, which brings the span's largest element to just under 2^15: elements of bfloat16 down to
+// 2^-29 of it stay exact, smaller ones are off by 2^-40 of it at most. Sums of x are products with
+// codes of one.
 #pragma once
 
 #include "../common/norm.cuh"
@@ -33,13 +33,14 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
 
 // Up to kMaxRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words. Where two
 // groups share a block, rows have columns of two tiles, with zeros for the other group.
-template <typename C, typename X, int kMaxRows, int kSpanBytes, int kLaneWords, bool kHalves>
-class XFp16 {
+template <typename C, typename Element, typename X, int kMaxRows, int kSpanBytes, int kLaneWords,
+          bool kHalves>
+class XPairs {
   static constexpr int kSteps = C::kProducts;  // of a word
   static constexpr int kShare =
       kLaneWords * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
   static constexpr int kColumnTiles = kMaxRows / 8 * (kHalves ? 2 : 1);  // of an mma's 8 columns
-  static constexpr bool kScaled = !std::is_same_v<X, __half>;
+  static constexpr bool kScaled = !std::is_same_v<X, Element>;
   static_assert(kShare >= 1);
 
  public:
@@ -89,7 +90,7 @@ class XFp16 {
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c)
-          mma_m16n8k16<__half>(sums[c][kPlanes ? plane : (j * kSteps + step) % 2],
+          mma_m16n8k16<Element>(sums[c][kPlanes ? plane : (j * kSteps + step) % 2],
                                codes_of(0, j, step, 0), codes_of(1, j, step, 0),
                                codes_of(0, j, step, 1), codes_of(1, j, step, 1), b[c][i][j][step]);
   }
@@ -180,7 +181,7 @@ class XFp16 {
               b[c][i][j][step][half] =
                   kHalves && lane_id() % 4 / 2 != c ? 0 : operand(word, step, half, scale);
             if constexpr (kHasSums)
-              mma_m16n8k16<__half>(of_block, C::kOnes, C::kOnes, C::kOnes, C::kOnes,
+              mma_m16n8k16<Element>(of_block, C::kOnes, C::kOnes, C::kOnes, C::kOnes,
                                    b[c][i][j][step]);
           }
 #pragma unroll
