@@ -89,6 +89,7 @@ def test_summary():
     ("backend", "file", "worst"),
     [
         ("cuda", "nvidia-h100-2026-11-26-choices.json", 1.6),
+        ("cuda", "nvidia-h200-2026-11-26-choices.json", 1.45),
         ("cpu", "intel-xeon-2-cores-2026-11-26-choices.json", 1.8),
     ],
 )

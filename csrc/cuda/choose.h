@@ -97,10 +97,10 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
-    {"wgmma", 4, 9, 16, kAnyRows, all<none<has_rows<5121>>, has_columns<12288>>},
     {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
-    {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<24>, has_one_group>},
-    {"wgmma_tma", 8, 17, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
+    {"wgmma_tma", 8, 17, 32, kAnyRows, has_codes<64>},
+    {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<24>, has_one_group>},
+    {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
@@ -125,8 +125,13 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns, kNorm},
     {"mma_any", 0, 1, 64, kAnyRows, nullptr, kNorm},
     // Against wgmma, wgmma_any, mma and mma_any: "Which kernel".
+    {"wgmma_tma", 0, 9, 16, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
     {"direct", 0, 1, 16, 10 << 20, has_16_bit_x},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
+    {"direct", 0, 17, 32, 16 << 20, all<is_fast_in_direct, has_long_rows>},
+    {"wgmma_tma", 0, 17, 64, kAnyRows, all<has_long_rows, has_codes<4>, none<has_rows<1536>>>},
+    {"wgmma", 4, 17, 32, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
+    {"wgmma", 4, 33, 64, kAnyRows, all<has_codes<2>, none<has_long_rows>>},
     {"direct", 0, 17, 32, 6 << 20, has_16_bit_x},
     {"direct", 0, 33, 64, 4 << 20, has_16_bit_x},
     {"direct", 0, 1, 8, 11 << 20},
@@ -134,6 +139,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_any", 0, 2, 8, kAnyRows, all<has_groups_of_16, has_codes<11>>},
     {"wgmma_any", 0, 6, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<16>>},
     {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
+    {"wgmma_tma", 0, 17, 64, kAnyRows, all<has_x<Dtype::kF32>, has_codes<3>, none<has_long_rows>>},
     {"direct", 0, 9, 32, 3 << 20},
     {"direct", 0, 33, 64, 3 << 19},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
@@ -147,6 +153,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 8, 1, 8, 256 << 20, is_fast_in_direct},
     {"fma", 0, 2, 2, kAnyRows, all<has_16_bit_x, has_small_groups, none<has_odd_rows>>},
     // Against mma_any: "Many rows of every width".
+    {"mma_any", 0, 9, 12, kAnyRows, all<has_16_bit_x, has_small_groups, has_codes<48>>},
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
     // Where that is not.
     {"stream", 2, 25, 64, kAnyRows, has_many_tiles},
