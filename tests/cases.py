@@ -142,6 +142,9 @@ def stream_floats(bits: int) -> list[Case]:
             Case(1, 70, 2048, 16, scale="float8_e4m3fn", bias=True),
             Case(5, 33, 1088, 16, scale="float8_e4m3fn"),
             Case(8, 17, 96, 16),
+            Case(1, 34, 5 * 64, 64, scale="float16"),  # an odd number of groups
+            Case(2, 48, 7 * 128, 128, scale="bfloat16", bias=True),
+            Case(9, 18, 3 * 64, 64, scale="float16"),
         ]
     return cases
 

@@ -4,7 +4,8 @@ from problems import Case
 
 
 def stream(bits: int) -> list[Case]:
-    """Rows of whole 16 bytes, 16 of them and more; rows of scales of whole words, or one scale.
+    """Rows of whole 16 bytes, 16 of them and more; rows of scales of whole words, or an even number of others, or one
+    scale.
 
     Groups of a part of what a warp has of a row, and of several such parts.
     """
@@ -27,7 +28,14 @@ def stream(bits: int) -> list[Case]:
         Case(8, 24, 6144, 1024, "zero", bytes=True),
         Case(16, 70, 4096, 512, "mid"),
         Case(3, 47, 1280, middle, "fraction", bias=True),  # three CTAs, of which one has a row less
+        # 16-bit scales of an odd number of groups.
+        Case(1, 70, 7 * large, large, "zero", scale="bfloat16", bias=True),
+        Case(2, 18, 8 * large + least, large, "offset", scale="float16"),
+        Case(8, 130, 3 * large, large, "fraction", scale="float16"),
+        Case(16, 66, 13 * large, large, "zero", scale="bfloat16"),
     ]
+    if bits == 8:
+        cases += [Case(4, 34, 5 * middle, middle, "zero", scale="bfloat16")]
     if bits == 2:
         cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
     return cases

@@ -230,6 +230,8 @@ LARGE = {
         (1, 4099, 20480, 256),
         (8, 2121, 12288, 1024),
         (2, 1000, 4096, 128),
+        (1, 15194, 896, 128),
+        (8, 4866, 1152, 128),
     ],
     "wgmma": [(16, 40000, 1024, 256), (17, 300, 4096, 128), (33, 4100, 2048, "row"), (64, 1028, 14336, 128)],
     "wgmma_any": [
@@ -280,6 +282,8 @@ def test_large(kernel):
     for case in LARGE[kernel.name]:
         m, n, k, group = case
         m = min(m, most_rows(kernel) or m)
+        if (kernel.name, bits, k) in (("stream", 2, 896), ("stream", 2, 1152)):
+            continue  # which has an odd number of groups from 256 codes on
         group = 64 if (bits, group) == (2, 32) else group
         keys = jax.random.split(jax.random.key(k + m), 4)
         shape = (n,) if group == "row" else (n, k // group)
@@ -341,3 +345,24 @@ def test_what_the_last_kernel_left(kernel, rng):
         p = make(rng, kernel.bits, kernel.x, Case(m, 264, 1280, 128, "mid"), exact=True)
         y = gemv(p.x, p.tensor, out_dtype="float32", implementation="cuda")
         np.testing.assert_array_equal(y, p.answer())
+
+
+@by_name(k for k in kernels(transposed=False, xs=["float16", "bfloat16"]) if k.name == "stream")
+def test_scales_of_other_rows(kernel):
+    """Of a word that two rows have, each has its half: NaN stays in its row. The last row ends in the middle of one."""
+    group = 512 // kernel.bits
+    for m, n in ((1, 34), (2, 18), (3, 500)):
+        keys = jax.random.split(jax.random.key(n), 2)
+        nan = jnp.arange(n)[:, None] % 3 == 1
+        w = QuantizedTensor(
+            packed=jax.random.bits(keys[0], (n, 5 * group * kernel.bits // 32), "uint32"),
+            scale=jnp.broadcast_to(jnp.where(nan, jnp.nan, 1), (n, 5)).astype(kernel.x),
+            zero=jnp.ones((n, 5), kernel.x),
+            bits=kernel.bits,
+        )
+        x = jax.random.randint(keys[1], (m, 5 * group), -2, 3).astype(kernel.x)
+        y = gemv(x, w, out_dtype="float32", implementation="cuda")
+        exact = jnp.dot(x.astype("float32"), w.dequantize("float32").T, precision="highest")
+        np.testing.assert_array_equal(y, exact)
+        np.testing.assert_array_equal(jnp.isnan(y), jnp.broadcast_to(nan[:, 0], y.shape))
+        assert_ran(kernel)

@@ -18,9 +18,9 @@
 
 #include "pipeline.cuh"
 #include "scaled.cuh"
-#include "x_pairs.cuh"
 #include "x_int8.cuh"
 #include "x_normed.cuh"
+#include "x_pairs.cuh"
 
 namespace jaxgemv::cuda {
 
@@ -145,9 +145,9 @@ __global__ void __launch_bounds__(
   const auto in_parts = [&] { return Span::is_in_parts(params.x_dtype); };
   const auto rows = [&] { return in_parts() ? 2 : M; };
   const Tiling<kParts> tiling{params};
-  const int first_row = cta * params.rows_a_cta + min(cta, params.more);
+  const int first_row = cta * params.rows_a_cta + min(cta, params.more) * params.unit;
   const int last_tile =  // its first row
-      first_row + params.rows_a_cta + (cta < params.more) - tiling.step();
+      first_row + params.rows_a_cta + (cta < params.more ? params.unit : 0) - tiling.step();
   uint8_t* const x_place = shared + warps * Memory::kBytes;
   uint8_t* const x = x_place + warp * params.x_bytes;
   const auto ask = [&](int slice) {
@@ -284,7 +284,9 @@ __global__ void __launch_bounds__(
         }
         Window window;
         const int before =
-            Shape::kMayBeginInWord ? scales_before<Span::kBlocks>(params, slice * warps + warp) : 0;
+            Shape::kMayBeginInWord
+                ? scales_before<Span::kBlocks>(params, slice * warps + warp, lane / Span::kBlocks)
+                : 0;
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
           wait_copies<kStages - 1>();

@@ -90,6 +90,7 @@ struct Stream {
     bool found = false;
     Scales scales = Scales::kByRow;
     int lane_words = 0, group_log = 0;
+    bool odd_rows = false;  // begin in the middle of a word of scales
   };
 
   struct Call {
@@ -100,14 +101,26 @@ struct Stream {
     Found found;
   };
 
+  // Whether there is a kernel for odd rows of scales: for two groups of a span or more.
+  static constexpr bool may_be_odd(int lane_words, int group_log) {
+    constexpr int kLaneWords = kIsTable ? 2 : 4;
+    using Shape = stream::SpanShape<kFormat, kBits, 2, Scales::kByBlock, kLaneWords, Parts::kNone>;
+    static_assert(Shape::kMayBeginInWord);
+    return lane_words == kLaneWords && Shape::kSpanBytes / (16 * kLaneWords) >> group_log >= 2;
+  }
+
   static Found find_scales(const Problem& problem, const Operands& operands) {
     const Param &scale = operands.scale, &shift = operands.shift;
     if (scale.g_stride == 0 && shift.g_stride == 0) return {true};
     const int size = size_of(scale.dtype);
     const auto suits = [&](const Param& p) {
-      return size_of(p.dtype) == size && p.g_stride == 1 && p.n_stride * size % 4 == 0 &&
-             p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
+      return size_of(p.dtype) == size && p.g_stride == 1 && p.stack_stride * size % 4 == 0 &&
+             is_aligned(p.data, 4);
     };
+    // Rows of 16-bit scales may be no whole words, if tiles, of a gated activation in both halves, can begin
+    // with even ones.
+    const bool odd = scale.n_stride * size % 4 != 0;
+    if (odd && (size != 2 || problem.N % (is_gated(problem.activation) ? 4 : 2) != 0)) return {};
     if ((kHasShift && size == 1) || !suits(scale) || !suits(shift) ||
         scale.n_stride != shift.n_stride || problem.N * scale.n_stride * size >= Index{1} << 31)
       return {};
@@ -119,10 +132,11 @@ struct Stream {
       for (int log = 0; block << log <= problem.group; ++log)
         if (problem.group == block << log) {
           const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
-          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_words, log};
+          if (odd && !may_be_odd(lane_words, log)) return {};
+          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_words, log, odd};
         }
     }
-    if (kIsTable && problem.group == 64 / kBits && size < 4)
+    if (kIsTable && problem.group == 64 / kBits && size < 4 && !odd)
       return {true, scale.dtype == Dtype::kE4M3 ? Scales::kE4M3 : Scales::kByHalf, 1, -1};
     return {};
   }
@@ -180,7 +194,7 @@ struct Stream {
       const int blocks = One::kSpanBytes / (16 * kLaneWords);
       const bool begins_in_word = kScales == Scales::kByBlock &&
                                   size_of(call.operands.scale.dtype) == 2 &&
-                                  blocks >> call.found.group_log < 2;
+                                  (call.found.odd_rows || blocks >> call.found.group_log < 2);
       if (M == 1 && (One::kMayBeginInWord || !begins_in_word))
         return launch<kOne, kScales, kLaneWords, kParts>(call);
       if constexpr (kMost == 2)
@@ -226,7 +240,8 @@ struct Stream {
     const int words_log = stream::go_into_operand(kScales)
                               ? log_of(stream::operand_scale_bytes(kScales) / 4)
                               : log_of(kBlocks) - found.group_log + params.scale_log - 2;
-    params.words_log = std::max(words_log, 0), params.spans_log = std::max(-words_log, 0);
+    params.spans_log = std::max(-words_log, 0);
+    params.odd_rows = found.odd_rows, params.words_log = std::max(words_log, 0) + params.odd_rows;
     params.affine = problem.affine, params.stack = static_cast<uint32_t>(problem.stack);
     params.scale = operands.scale, params.shift = operands.shift;
     params.codebook = operands.codebook;
@@ -271,10 +286,13 @@ struct Stream {
     // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
     // compute the last of the CTA before again.
     const int all = ceil_div(N, tile);
-    const bool has_one_each = all <= most_ctas && N / all == tile - 1 && N % all > 0;
+    params.unit = found.odd_rows ? 2 : 1;
+    const bool has_one_each =
+        params.unit == 1 && all <= most_ctas && N / all == tile - 1 && N % all > 0;
     const int ctas = has_one_each ? all : std::min(N / tile, most_ctas);
-    params.rows_a_cta = N / ctas, params.more = N % ctas;
-    params.tiles = (params.rows_a_cta + (params.more > 0) + tile - 1) / tile;
+    const int units = N / params.unit;
+    params.rows_a_cta = units / ctas * params.unit, params.more = units % ctas;
+    params.tiles = ceil_div(params.rows_a_cta + (params.more > 0 ? params.unit : 0), tile);
     // x of a single slice is read before the first sum is there, so these may lie in its place. Copies
     // want whole lines.
     constexpr int kLine = 128;

@@ -28,9 +28,9 @@ struct Params {
   const void* x;
   Dtype x_dtype;
   const int32_t* index;
-  int rows_a_cta, more;  // the first `more` CTAs have one row more
-  int m_tiles;           // CTAs next to each other that read the same weights
-  int tiles;             // of each CTA
+  int rows_a_cta, more, unit;  // the first `more` CTAs have `unit` rows more
+  int m_tiles;                 // CTAs next to each other that read the same weights
+  int tiles;                   // of each CTA
   int tile_step, tile_apart;
   // Bytes that these are more than for neighbours, of weights and of scales.
   Index apart_bytes;
@@ -45,7 +45,8 @@ struct Params {
   int scale_log;  // a scale, and a shift, is 2^this bytes
   int scale_row;  // bytes from row to row
   // Of a span of a row 2^words_log words of scales are copied, of which 2^spans_log spans may have one together.
-  int words_log, spans_log;
+  // odd_rows, 0 or 1: whether odd rows begin in the middle of a word, so that a span has a word more.
+  int words_log, spans_log, odd_rows;
   Affine affine;
   uint32_t stack;
   Param scale, shift, codebook;
@@ -81,10 +82,18 @@ struct Tiling {
   }
 };
 
-// Bytes of the first word of a span's scales that belong to groups before its own.
+// Starts the copy of the first `bytes` of a word; zeros follow.
+__device__ __forceinline__ void copy_word(void* to, const void* from, int bytes) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// Bytes of the first word of a span's scales that belong to groups before its own, in row `row` of a tile:
+// where odd rows are not whole words, tiles begin with even ones.
 template <int kBlocks>
-__device__ __forceinline__ int scales_before(const Params& params, int span) {
-  return span * kBlocks >> params.group_log << params.scale_log & 3;
+__device__ __forceinline__ int scales_before(const Params& params, int span, int row) {
+  return (span * kBlocks >> params.group_log << params.scale_log & 3) + (row & params.odd_rows) * 2;
 }
 
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
@@ -111,6 +120,7 @@ struct Pipeline {
   uint8_t* to;
   const char* scale_from;
   int left, slice = 0, offset, stage = 0;
+  int scale_bytes;  // that there are of this lane's word in the span
 
   __device__ __forceinline__ Pipeline(const Params& params, uint32_t s, int first_row, int last_row,
                                       int tiles, uint8_t* ring)
@@ -132,7 +142,8 @@ struct Pipeline {
       const Index stack_bytes = param.stack_stride << params.scale_log;
       scale_from = static_cast<const char*>(param.data) + stack_bytes * s;
       scale_from += (first_row + (lane >> (params.words_log + kHasShift))) * params.scale_row;
-      scale_from += offset_of_scales();
+      scale_from += offset_of_scales() - before_row();
+      scale_bytes = bytes_of_scales();
     }
   }
 
@@ -170,6 +181,7 @@ struct Pipeline {
         const int step =
             kMayBeginInWord ? offset_of_scales() - before : (warps << params.words_log) * 4;
         scale_from += step - rows * params.scale_row;
+        if (kMayBeginInWord) scale_bytes = bytes_of_scales();
       }
     }
     stage = stage == (kStages - 1) * kBytes ? 0 : stage + kBytes;
@@ -178,20 +190,19 @@ struct Pipeline {
 
  private:
   // Of a tile, kCopiesOfScales words for each lane.
-  __device__ __forceinline__ void copy_scales(int from) const {
+  __device__ __forceinline__ void copy_scales(int copy_from) const {
     const int lane = threadIdx.x % 32;
-    // Past the last group a scale must be finite, because 0 times NaN is NaN.
-    const bool inside = offset_of_scales() < params.scale_row;
+    const int bytes = kMayBeginInWord ? scale_bytes : bytes_of_scales();
 #pragma unroll
     for (int copy = 0; copy < kCopiesOfScales; ++copy) {
-      const int i = from + copy;
+      const int i = copy_from + copy;
       if (kHasShift ? i < 1 << params.words_log : lane + 32 * i < kTileN << params.words_log) {
         const int first = i * ((kHasShift ? kTileN : 32) >> params.words_log);
         const bool is_second = first + (lane >> (params.words_log + kHasShift)) >= kTileN / 2;
-        copy_or_zeros<4>(
-            ring + stage + kWeightBytes + (lane + 32 * i) * 4,
-            scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0),
-            inside);
+        uint8_t* const to = ring + stage + kWeightBytes + (lane + 32 * i) * 4;
+        const char* const from =
+            scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0);
+        copy_word(to, from, bytes);
       }
     }
   }
@@ -199,8 +210,20 @@ struct Pipeline {
   // Of the word that this lane copies of each row of scales, in the span of `slice`.
   __device__ __forceinline__ int offset_of_scales() const {
     const int span = slice * (blockDim.x / 32) + threadIdx.x / 32;
-    const int word = (kMayBeginInWord ? span >> params.spans_log : span) << params.words_log;
+    const int word = kMayBeginInWord
+                         ? span >> params.spans_log << params.words_log >> params.odd_rows
+                         : span << params.words_log;
     return (word + (threadIdx.x & ((1 << params.words_log) - 1))) * 4;
+  }
+  // Past the last group a scale must be finite, because 0 times NaN is NaN.
+  __device__ __forceinline__ int bytes_of_scales() const {
+    const int left = params.scale_row + before_row() - offset_of_scales();
+    return kMayBeginInWord ? min(max(left, 0), 4) : left > 0 ? 4 : 0;
+  }
+  // Bytes of a row's first word, of the row that this lane copies, that belong to the row before.
+  __device__ __forceinline__ int before_row() const {
+    const int row = static_cast<int>(threadIdx.x % 32) >> (params.words_log + kHasShift);
+    return kMayBeginInWord ? (row & params.odd_rows) * 2 : 0;
   }
 };
 
@@ -236,9 +259,9 @@ __device__ __forceinline__ void make_terms(const Params& params, int before, con
 #pragma unroll
   for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
     const uint8_t* const of_row = words + 32 / kBlocks * i * 2 * row_bytes;
-    terms[lane + 32 * i] = terms_of(
-        params.affine, value_in(of_row, select, params.scale.dtype),
-        value_in(of_row + row_bytes, select, params.shift.dtype), mid_code(kBits));
+    terms[lane + 32 * i] =
+        terms_of(params.affine, value_in(of_row, select, params.scale.dtype),
+                 value_in(of_row + row_bytes, select, params.shift.dtype), mid_code(kBits));
   }
 }
 

@@ -143,8 +143,8 @@ class XInt8 {
     for (int e = 0; e < 4; ++e) column[e] = C::total(sums, e);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float low = kIsTable && kByBlock ? fmaf(worth[0], column[2 * r], sum[i])
-                                             : worth[0] * column[2 * r];
+      const float low =
+          kIsTable && kByBlock ? fmaf(worth[0], column[2 * r], sum[i]) : worth[0] * column[2 * r];
       v[r] = fmaf(worth[1], column[2 * r + 1], low);
     }
   }

@@ -91,8 +91,8 @@ class XPairs {
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c)
           mma_m16n8k16<Element>(sums[c][kPlanes ? plane : (j * kSteps + step) % 2],
-                               codes_of(0, j, step, 0), codes_of(1, j, step, 0),
-                               codes_of(0, j, step, 1), codes_of(1, j, step, 1), b[c][i][j][step]);
+                                codes_of(0, j, step, 0), codes_of(1, j, step, 0),
+                                codes_of(0, j, step, 1), codes_of(1, j, step, 1), b[c][i][j][step]);
   }
 
   // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
@@ -182,7 +182,7 @@ class XPairs {
                   kHalves && lane_id() % 4 / 2 != c ? 0 : operand(word, step, half, scale);
             if constexpr (kHasSums)
               mma_m16n8k16<Element>(of_block, C::kOnes, C::kOnes, C::kOnes, C::kOnes,
-                                   b[c][i][j][step]);
+                                    b[c][i][j][step]);
           }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
