@@ -38,7 +38,7 @@ struct SpanShape {
       kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256 : 128;
   // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
   // architecture (but four bytes on sm_80 of e8m0 with a norm, and on sm_120 of groups of 64: int2, and int4
-  // with a norm). Fewer words are more blocks and sums.
+  // with a norm; and eight on sm_100 of int8 in groups). Fewer words are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
     if (go_into_operand(kScales)) return kRows <= 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
