@@ -110,11 +110,10 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
                : "memory");
 }
 
-// The same for 16 bytes or, through the L1, for 4; zeros where not `inside`.
+// The same for 16 bytes or, through the L1, for 4, of which the first `bytes` are read; zeros follow.
 template <int kBytes>
-__device__ __forceinline__ void copy_or_zeros(void* to, const void* from, bool inside) {
+__device__ __forceinline__ void copy_first(void* to, const void* from, int bytes) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  const int bytes = inside ? kBytes : 0;
   if constexpr (kBytes == 16)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
                  "r"(bytes)
@@ -124,12 +123,14 @@ __device__ __forceinline__ void copy_or_zeros(void* to, const void* from, bool i
                  : "memory");
 }
 
-// The same for the first `left` bytes of 16, if any; zeros for the others.
+// 16 bytes; zeros where not `inside`.
+__device__ __forceinline__ void copy_or_zeros(void* to, const void* from, bool inside) {
+  copy_first<16>(to, from, inside ? 16 : 0);
+}
+
+// The first `left` bytes of 16, if any; zeros for the others.
 __device__ __forceinline__ void copy_some(void* to, const void* from, int left) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(min(max(left, 0), 16))
-               : "memory");
+  copy_first<16>(to, from, min(max(left, 0), 16));
 }
 
 // Ends a group of copies; groups end in order.

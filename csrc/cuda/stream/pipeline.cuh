@@ -82,13 +82,6 @@ struct Tiling {
   }
 };
 
-// Starts the copy of the first `bytes` of a word; zeros follow.
-__device__ __forceinline__ void copy_word(void* to, const void* from, int bytes) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
-               : "memory");
-}
-
 // Bytes of the first word of a span's scales that belong to groups before its own, in row `row` of a tile:
 // where odd rows are not whole words, tiles begin with even ones.
 template <int kBlocks>
@@ -162,7 +155,7 @@ struct Pipeline {
           if (kAnyIsFinite)
             copy16(piece, source);
           else
-            copy_or_zeros<16>(piece, source, offset < params.row_bytes);
+            copy_or_zeros(piece, source, offset < params.row_bytes);
         }
       const int rows = left == 2 ? last_step : tiling.step();
       from += rows * params.row_bytes;
@@ -202,7 +195,7 @@ struct Pipeline {
         uint8_t* const to = ring + stage + kWeightBytes + (lane + 32 * i) * 4;
         const char* const from =
             scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0);
-        copy_word(to, from, bytes);
+        copy_first<4>(to, from, bytes);
       }
     }
   }

@@ -55,9 +55,9 @@ class XInt8 {
         const int piece = lane_id() * kPieces + j, k = k0 + 8 * piece;
         const char* const from = row + (m * K + k) * size;
         uint8_t* const to = staged + (wide ? 1 : m) * kRowBytes + piece * 8 * size;
-        copy_or_zeros<16>(to, from, k < K);
+        copy_or_zeros(to, from, k < K);
         if (wide) [[unlikely]]
-          copy_or_zeros<16>(to + 16, from + 16, k < K);
+          copy_or_zeros(to + 16, from + 16, k < K);
       }
     }
   }

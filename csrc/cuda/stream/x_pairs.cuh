@@ -64,8 +64,8 @@ class XPairs {
 #pragma unroll
       for (int j = 0; j < kSpanK / 256; ++j) {
         const int piece = lane_id() + 32 * j, k = k0 + 8 * piece;
-        copy_or_zeros<16>(staged + place(m, piece),
-                          static_cast<const X*>(x) + (first + m * Index{K} + k), k < K);
+        copy_or_zeros(staged + place(m, piece),
+                      static_cast<const X*>(x) + (first + m * Index{K} + k), k < K);
       }
     }
   }
