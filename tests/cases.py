@@ -136,15 +136,15 @@ def stream_floats(bits: int) -> list[Case]:
         Case(16, 64, 4096, large, bias=True),
         Case(2, 48, 2048, 32, scale="float8_e8m0fnu"),
         Case(5, 24, 512, "tensor"),
+        Case(1, 34, 5 * 64, 64, scale="float16"),  # an odd number of groups
+        Case(2, 48, 7 * 128, 128, scale="bfloat16", bias=True),
+        Case(9, 18, 3 * 64, 64, scale="float16"),
     ]
     if bits == 4:
         cases += [
             Case(1, 70, 2048, 16, scale="float8_e4m3fn", bias=True),
             Case(5, 33, 1088, 16, scale="float8_e4m3fn"),
             Case(8, 17, 96, 16),
-            Case(1, 34, 5 * 64, 64, scale="float16"),  # an odd number of groups
-            Case(2, 48, 7 * 128, 128, scale="bfloat16", bias=True),
-            Case(9, 18, 3 * 64, 64, scale="float16"),
         ]
     return cases
 
