@@ -124,7 +124,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<24>, kNorm},
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns, kNorm},
     {"mma_any", 0, 1, 64, kAnyRows, nullptr, kNorm},
-    // Against wgmma, wgmma_any, mma and mma_any: "Which kernel".
+    // Against wgmma, wgmma_any and mma_any: "Which kernel".
     {"wgmma_tma", 0, 9, 16, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
     {"direct", 0, 1, 16, 10 << 20, has_16_bit_x},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
