@@ -56,13 +56,24 @@ def wgmma(bits: int) -> list[Case]:
 
 
 def wgmma_tma(bits: int) -> list[Case]:
-    """9 to 64 rows; rows of whole 16 bytes, groups of whole 128, or one scale a row, of any dtype.
+    """9 to 64 rows; rows of whole 16 bytes, groups of whole 32, or one scale a row, of any dtype.
 
     16, 32 and 64 columns, more than a CTA has; groups of warps and CTAs that share K; a box that ends in the middle.
+    Groups of 32 and 64, which are copied ahead, but where a row of them is no whole words; and others.
     """
     least = 128 // bits
     return [
         *wgmma(bits),
+        Case(9, 100, 896, 32, "integer", scale="float16"),
+        Case(16, 65, 2880, 32, "zero", scale="bfloat16"),  # in the middle of a quad
+        Case(24, 130, 1056, 32, "fraction", scale="bfloat16"),  # 33 groups
+        Case(33, 70, 1152, 96, "offset", scale="float32"),
+        Case(17, 40, 1344, 64, "offset", scale="float32"),
+        Case(64, 300, 4096, 64, "zero", bias=True),
+        Case(48, 33, 960, 192, "mid", scale="float16"),
+        Case(12, 20, 14336, 64, "zero", bytes=True),
+        Case(40, 257, 2048, 32, "zero", scale="float32"),
+        Case(15, 90, 4096, 32, "mid", bias=True),
         Case(10, 33, 896 + least, 128, "zero", bias=True),
         Case(20, 1, 14336 + 3 * least, "row", "mid"),
         Case(12, 70, 3584, 128, "integer", scale="float32"),

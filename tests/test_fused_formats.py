@@ -48,7 +48,7 @@ def takes(kernel: KernelParam, format: str) -> bool:
         return False
     if kernel.name in ("bf16_dot", "bf16_panel") and book is NF4:  # whose entries are no bfloat16
         return False
-    return kernel.name != "wgmma_tma" or group == "row"
+    return kernel.name != "wgmma_tma" or group != 16
 
 
 def has_parts(kernel: KernelParam, format: str, variant: tuple) -> bool:

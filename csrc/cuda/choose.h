@@ -44,6 +44,11 @@ constexpr bool has_many_tiles(const Problem& problem) {
   return problem.batch * problem.N >= std::max(tables, rows);
 }
 
+// What wgmma does not take, so that only wgmma_any competes with wgmma_tma.
+constexpr bool is_not_for_wgmma(const Problem& problem) {
+  return any<none<has_integers>, has_small_groups>(problem);
+}
+
 // wgmma_any does as much for 32 columns of x as for few, and a row of float32 is two; mma_any does more at
 // the end of a group.
 constexpr bool has_many_columns(const Problem& problem) {
@@ -95,9 +100,16 @@ inline constexpr Crossover kCrossovers[] = {
     // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
     // "Boxes of weights".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
+    {"stream", 4, 9, 16, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
+    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_codes<15>>},
+    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_long_rows, has_codes<8>, has_rows<1024>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
     {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
+    {"direct", 0, 17, 32, 8 << 20, all<is_not_for_wgmma, none<has_rows<513>>>},
+    {"direct", 0, 33, 64, 8 << 20, all<has_16_bit_x, is_not_for_wgmma, none<has_rows<513>>>},
+    {"wgmma_tma", 0, 17, 64, kAnyRows, all<is_not_for_wgmma, has_codes<3>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 17, 64, kAnyRows, all<is_not_for_wgmma, has_codes<6>, has_rows<513>>},
     {"wgmma_tma", 8, 17, 32, kAnyRows, has_codes<64>},
     {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<24>, has_one_group>},
     {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},

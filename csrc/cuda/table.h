@@ -46,6 +46,7 @@ Rows stream_float8();
 Rows wgmma_rows();
 Rows wgmma_tma_int4();
 Rows wgmma_tma_int8();
+Rows wgmma_tma_table4();
 Rows wgmma_tma_float8();
 Rows wgmma_any_int1();
 Rows wgmma_any_int2();

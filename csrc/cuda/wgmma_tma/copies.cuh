@@ -62,8 +62,8 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
 
 // The records of x, by one thread.
 template <typename S>
-__device__ __forceinline__ void copy_x(const Image<S::kColumns>& image, int first, int quads,
-                                       uint32_t to, const Barriers<S>& barriers) {
+__device__ __forceinline__ void copy_x(const Image& image, int first, int quads, uint32_t to,
+                                       const Barriers<S>& barriers) {
   for (int i = 0; i < quads; ++i) {
     const int stage = i % S::kXStages;
     if (i >= S::kXStages) wait(barriers.x_empty(stage), i / S::kXStages % 2 ^ 1);

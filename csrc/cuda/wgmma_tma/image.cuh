@@ -13,34 +13,31 @@ struct alignas(16) RowOfX {
 };
 
 // Of a CTA's rows of x, the `tile`th of a slice: records, and behind them a RowOfX for each column.
-template <int kColumns>
 struct Image {
   uint8_t* at;
-  int quads;
+  int quads, record_bytes;
 
-  __device__ __forceinline__ Image(const Params& params, uint8_t* image, int tile, int quads)
+  __device__ __forceinline__ Image(const Params& params, uint8_t* image, int tile, int quads,
+                                   int columns, int record_bytes)
       : at(image +
-           (Index{blockIdx.y} * params.m_tiles + tile) * (quads * Index{kColumns * kRecordBytes})),
-        quads(quads) {}
+           (Index{blockIdx.y} * params.m_tiles + tile) * (quads * Index{columns * kRecordBytes})),
+        quads(quads),
+        record_bytes(record_bytes) {}
   __device__ __forceinline__ uint8_t* record(int quad) const {
-    return at + quad * Index{record_bytes(kColumns)};
+    return at + quad * Index{record_bytes};
   }
   __device__ __forceinline__ RowOfX* rows() const {
     return reinterpret_cast<RowOfX*>(record(quads));
   }
 };
 
-// Whether lane t of four has octets 4 t to 4 t + 3 of a quad, 16 bytes of 4-bit codes, or t, t + 4 ..
-template <int kBits>
-inline constexpr bool kHasRuns = kBits == 4;
-
 constexpr int kMostImageThreads = 1024;
 
 // A CTA a row of x, a thread a few octets. A number that is 2^-29 of its row's largest or more keeps 11 bits, or
-// 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
-template <typename C, int kBits, int kColumns>
+// 22 in two columns; a smaller one is off by 2^-40 of the largest at most. groups: of a quad, each with its sum.
+template <typename C, int kColumns>
 __global__ void __launch_bounds__(kMostImageThreads)
-    make_image(const Params params, uint8_t* image, int quads) {
+    make_image(const Params params, uint8_t* image, int quads, int groups, bool runs) {
   let_second_begin();
   __shared__ uint32_t largest_of[kMostImageThreads / 32];
   __shared__ float squares_of[kMostImageThreads / 32], sum_of[kMostImageThreads / 32];
@@ -89,7 +86,8 @@ __global__ void __launch_bounds__(kMostImageThreads)
 
   const int exponent = normal_exponent<float>(largest, 15);
   const float of_sum = power_of_two(exponent) / C::kWorth;
-  const Image<kColumns> to(params, image, tile, quads);
+  const Image to(params, image, tile, quads, kColumns,
+                 record_bytes(kColumns, C::kHasShift ? groups : 0));
   if (static_cast<int>(threadIdx.x) < params.parts)
     to.rows()[column + threadIdx.x] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN,
                                        squares, threadIdx.x == 0 ? total * of_sum : 0.f};
@@ -99,16 +97,16 @@ __global__ void __launch_bounds__(kMostImageThreads)
     float sum = 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum += v[e];
-#pragma unroll
-    for (int e = 1; e < 16; e *= 2) sum += __shfl_xor_sync(~0u, sum, e);
+    const int lanes = 16 / groups;
+    for (int e = 1; e < lanes; e *= 2) sum += __shfl_xor_sync(~0u, sum, e);
     if (octet >= octets) continue;
     uint8_t* const record = to.record(octet / 16);
-    constexpr bool kRuns = kHasRuns<kBits>;
-    store_octet<C>(v, exponent, record, kRuns ? i % 4 : i / 4, kRuns ? i / 4 : i % 4, column,
+    store_octet<C>(v, exponent, record, runs ? i % 4 : i / 4, runs ? i / 4 : i % 4, column,
                    kColumns, params.parts);
-    if (i < params.parts)
-      reinterpret_cast<float*>(record + sums_at(kColumns))[column + i] =
-          i == 0 ? sum * of_sum : 0.f;
+    const int part = i % lanes;
+    if (C::kHasShift && part < params.parts)
+      reinterpret_cast<float*>(record + sums_at(kColumns, i / lanes))[column + part] =
+          part == 0 ? sum * of_sum : 0.f;
   }
 }
 

@@ -25,21 +25,23 @@ struct Place {
   uint32_t words;          // this lane's first, in the first slot
 };
 
-// The sums of a warp over `units` units of K. kPerRow: one scale a row, so all products add up.
-template <typename S, Format kFormat, int kBits, bool kPerRow>
+// The sums of a warp over `units` units of K. kParts: of the decoder, that are not zero.
+template <typename S, int kParts>
 __device__ __forceinline__ void multiply(const Params& params, const Share& own, int units,
-                                         const Place<S>& place, int box_rows, bool wide,
-                                         Sums<S, kFormat, kBits>& sums) {
+                                         const Place<S>& place, int box_rows, bool ahead,
+                                         Sums<S>& sums) {
   if (place.share >= units) return;
+  constexpr bool kPerRow = S::kEnds == 0;
   constexpr int kCount = S::kColumns / 2;
-  constexpr bool kOverlaps = !kPerRow && S::kAccumulators > 1 && S::kQuads > 1;
+  constexpr bool kOverlaps = !kPerRow && S::kAccumulators > 1 && S::kPieces > 1;
   const auto& barriers = place.barriers;
   const int lane = threadIdx.x % 32;
-  const std::conditional_t<kPerRow, int, Scales<S>> scales = [&] {
+  std::conditional_t<kPerRow, int, Scales<S>> scales = [&] {
     if constexpr (kPerRow)
       return 0;
     else
-      return Scales<S>(params, own.s, place.tile, own.first_unit + place.share, wide, place.scales);
+      return Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead,
+                       place.scales);
   }();
   // Bytes to a lane's second row, which is 8 further on or its partner.
   const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * 128;
@@ -52,7 +54,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
   };
   // Sums of x come by ordinary loads, which the barrier would not wait for (docs/cuda-notes.md).
   const auto done_with_x = [&](uint32_t empty) {
-    if constexpr (!kPerRow && Sums<S, kFormat, kBits>::kHasShift) fence_proxy();
+    if constexpr (!kPerRow && S::C::kHasShift) fence_proxy();
     done(empty);
   };
 #pragma unroll 1
@@ -60,46 +62,47 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     const int unit = own.first_unit + i, at = place.group * S::kSlots + slot;
     Terms terms;
     wait(barriers.full(at), parity);
-    // Where quads do not overlap, registers are short: nothing of the next one is to be loaded early.
-#pragma unroll(kOverlaps ? S::kQuads : 1)
-    for (int q = 0; q < S::kQuads; ++q) {
-      float (&now)[kCount] = dot[kOverlaps ? q % 2 : 0];
-      float (&before)[kCount] = dot[kOverlaps ? (q + 1) % 2 : 0];
+    // Where pieces do not overlap, registers are short: nothing of the next one is to be loaded early.
+#pragma unroll(kOverlaps ? S::kPieces : 1)
+    for (int p = 0; p < S::kPieces; ++p) {
+      const int q = p / S::kQuadPieces, of_quad = p % S::kQuadPieces;
+      const bool ends_quad = of_quad == S::kQuadPieces - 1, ends_box = p == S::kPieces - 1;
+      float (&now)[kCount] = dot[kOverlaps ? p % 2 : 0];
+      float (&before)[kCount] = dot[kOverlaps ? (p + 1) % 2 : 0];
       const uint32_t record = place.x + (stage + q) * S::kRecordBytes;
-      wait(barriers.x_full(stage + q), x_parity);
+      if (of_quad == 0) wait(barriers.x_full(stage + q), x_parity);
       const auto begin = [&]<bool kBefore>(bool adds) {
-        sums.template begin<kBefore>(now, adds, place.words + slot * S::kBoxBytes, second, q,
-                                     record, [&] {
-                                       if (kOverlaps) wgmma_done(before);
-                                       done_with_x(last);
-                                     });
-        if (kPerRow || kOverlaps) last = barriers.x_empty(stage + q);
+        sums.template begin<kBefore, kParts>(now, adds, place.words + slot * S::kBoxBytes, second,
+                                             q, of_quad, record, [&] {
+                                               if (kOverlaps) wgmma_done(before);
+                                               if (kPerRow || last != 0) done_with_x(last);
+                                             });
+        if (kPerRow || kOverlaps) last = ends_quad ? barriers.x_empty(stage + q) : 0;
       };
       if constexpr (kPerRow) {
-        begin.template operator()<true>(i > place.share || q > 0);
-        if (q == S::kQuads - 1) done(barriers.empty(at));
+        begin.template operator()<true>(i > place.share || p > 0);
+        if (ends_box) done(barriers.empty(at));
         continue;
       } else {
-        if (kOverlaps && q > 0) {
+        if (kOverlaps && p > 0) {
           begin.template operator()<true>(false);
           sums.add(before, terms.f);
         } else {
           begin.template operator()<false>(false);
         }
-        terms = scales.terms(unit, q);
-        sums.add_shifts(record, terms);
-        if (kOverlaps && q < S::kQuads - 1) continue;
+        terms = scales.terms(unit, p, i == place.share);
+        sums.add_shifts(record, of_quad, terms);
+        if (kOverlaps && !ends_box) continue;
         wgmma_wait<0>();
         wgmma_done(now);
-        done_with_x(barriers.x_empty(stage + q));
-        if (q == S::kQuads - 1) done(barriers.empty(at));
+        if (ends_quad) done_with_x(barriers.x_empty(stage + q));
+        if (ends_box) done(barriers.empty(at));
         sums.add(now, terms.f);
       }
     }
     if (++slot == S::kSlots) slot = 0, parity ^= 1;
     stage += params.deep * S::kQuads;
     if (stage >= S::kXStages) stage -= S::kXStages, x_parity ^= 1;
-    if constexpr (!kPerRow) scales.step(unit + params.deep);
   }
   if constexpr (kPerRow) {
     wgmma_wait<0>();
@@ -113,29 +116,32 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 
 // box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether
 // put_fours is for this call.
-template <Format kFormat, int kBits, int kColumns, bool kPerRow>
-__global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
+template <Format kFormat, int kBits, int kColumns, int kEnds>
+__global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
-                   bool wide, bool packs) {
+                   bool ahead, bool packs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Shape<kFormat, kBits, kColumns>;
-  extern __shared__ uint8_t dynamic[];
+  using S = Shape<kFormat, kBits, kColumns, kEnds>;
+  using C = typename S::C;
+  constexpr bool kPerRow = kEnds == 0;
+  extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float factors[kColumns];  // of the norm: sums of squares
-  const uint32_t shared = (shared_address(dynamic) + 1023) & ~1023u;
-  uint8_t* const base = dynamic + (shared - shared_address(dynamic));
+  const uint32_t shared = shared_address(base);
   const Barriers<S> barriers{shared_address(barrier_words)};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   const auto image_of = [&](const Share& own, int tile) {
-    return Image<kColumns>(params, const_cast<uint8_t*>(params.image),
-                           own.cluster - tile * params.m_tiles, params.units * S::kQuads);
+    return Image(params, const_cast<uint8_t*>(params.image), own.cluster - tile * params.m_tiles,
+                 params.units * S::kQuads, kColumns, S::kRecordBytes);
   };
   // Of the rows and columns that a thread of those that multiply has.
   const auto group_of = [&](int thread) { return thread / 128 / params.deep; };
   const auto share_of = [&](int thread) { return thread / 128 % params.deep; };
   const auto tile_of = [&](int thread) { return group_of(thread) * 4 + thread / 32 % 4; };
-  Sums<S, kFormat, kBits> sums;
+  Sums<S> sums(base + S::kTable);
   if (threadIdx.x == 0) barriers.init(params.across);
+  if constexpr (S::kHasTable)
+    C::make_table(params.codebook, max(Share(params).s, 0), base + S::kTable);
   __syncthreads();
   {
     const Share own(params);
@@ -160,18 +166,22 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
                          group % params.deep,
                          tile * params.across + group / params.deep * 4 + warp % 4,
                          shared + group * S::kSlots * S::kBoxBytes +
-                             (warp % 4 << params.log_rows) * 128 + first_word<kBits>()};
-    multiply<S, kFormat, kBits, kPerRow>(params, own, units, place, box_rows, wide, sums);
+                             (warp % 4 << params.log_rows) * 128 + first_word<S>()};
+    if (C::kParts > 1 && sums.decoder.has_second())
+      multiply<S, C::kParts>(params, own, units, place, box_rows, ahead, sums);
+    else
+      multiply<S, 1>(params, own, units, place, box_rows, ahead, sums);
   }
 
   uint32_t thread, cta;  // read again: nothing of them was kept through the loop
   asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.x;" : "=r"(thread), "=r"(cta));
-  const int mine = static_cast<int>(thread), t = mine % 4, row = row_of_lane<kBits>();
+  const int mine = static_cast<int>(thread), t = mine % 4, row = row_of_lane<S>();
   const Share own(params, cta);
   const int tile = Share::over(own.cluster, params.m_tiles);
   if (own.s >= 0) {
     wait_for_first();
     const RowOfX* const rows = image_of(own, tile).rows();
+    const float unit = sums.decoder.unit();
     Terms terms{};
     if constexpr (kPerRow) {
       const bool has_sums = share_of(mine) == 0 && own.rank == 0;
@@ -179,11 +189,11 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
       for (int r = 0; r < 2; ++r) {
         const int n = params.row_of(tile * params.across + tile_of(mine), row + 8 * r);
         const auto value = [&](const ScaleSource& source) {
-          return float_of_bits(load_bits(source.row(own.s, n), source.dtype, 0), source.dtype);
+          return number_of(bits_at(source.row(own.s, n), source.dtype), source.dtype);
         };
         const float scale = value(params.scales[0]);
         terms.f[r] = scale;
-        if (!Sums<S, kFormat, kBits>::kHasShift || !has_sums) continue;
+        if (!C::kHasShift || !has_sums) continue;
         terms.c[r] = params.shift.of(scale, value(params.scales[1]));
       }
     }
@@ -197,7 +207,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
         for (int r = 0; r < 2; ++r) {
           float& y = sums.y[4 * p + 2 * r + e];
           if (kPerRow) y = fmaf(terms.f[r], y, terms.c[r] * of.sum);
-          y *= of.power;
+          y *= of.power * unit;
         }
       }
     // put_results adds those of a cluster.

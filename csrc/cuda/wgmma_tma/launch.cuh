@@ -14,11 +14,11 @@ namespace jaxgemv::cuda {
 template <Format kFormat, int kBits>
 class WgmmaTmaOfWidth {
  public:
-  // Rows of whole 16 bytes, no group boundary inside a quad; a Hopper, with code for it.
+  // Rows of whole 16 bytes, no group boundary inside 32 codes; a Hopper, with code for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (problem.M < mma_any::kFirstTmaRow || problem.M > mma_any::kLastTmaRow) return false;
     if (device.major != 9 || !mma_any::takes(problem, operands) ||
-        mma_any::slots_of(problem, operands) != 1 || !is_wide(operands.scale.dtype))
+        mma_any::slots_of(problem, operands) > 4)
       return false;
     const bool has_norm = operands.norm.data != nullptr;
     if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
@@ -46,16 +46,20 @@ class WgmmaTmaOfWidth {
   }
 
  private:
-  // For up to kColumns columns of x; kPerRow: one scale a row, and one column. Tensor cores cut what they add up
-  // to the unit of the largest, which over all of K is too much for float32.
-  template <int kColumns, bool kPerRow>
+  // For up to kColumns columns of x; kEnds: of groups in a quad, or 0: one scale a row, and one column. Tensor
+  // cores cut what they add up to the unit of the largest, which over all of K is too much for float32.
+  template <int kColumns, int kEnds>
   struct Variant {
-    using S = wgmma_tma::Shape<kFormat, kBits, kColumns>;
-    static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kPerRow>;
+    using S = wgmma_tma::Shape<kFormat, kBits, kColumns, kEnds>;
+    static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kEnds>;
 
-    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, of x of a quad and
-    // column, of a CTA, of one in a cluster.
-    static constexpr int kQuadNs = kColumns == 16 ? 500 : kColumns == 32 ? 600 : 900;
+    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, with one end and
+    // more, of x of a quad and column, of a CTA, of one in a cluster.
+    static constexpr int kEndNs = kColumns == 16 ? 60 : kColumns == 32 ? 100 : 200;
+    static constexpr int kQuadNs = (kColumns == 16   ? 500
+                                    : kColumns == 32 ? 600
+                                                     : 900) +
+                                   (S::kQuadPieces - 1) * kEndNs;
     static constexpr int kColumnNs = 5, kStartNs = 5000, kClusterNs = 1000;
 
     // Groups of warps with rows of their own, groups and CTAs that share K.
@@ -107,16 +111,18 @@ class WgmmaTmaOfWidth {
       p.image = static_cast<const uint8_t*>(operands.image);
       const dim3 rows(static_cast<unsigned>(problem.M), static_cast<unsigned>(problem.batch));
       const int threads = std::min(p.units * S::kQuads * 16, wgmma_tma::kMostImageThreads);
-      status = launch_kernel(wgmma_tma::make_image<typename S::C, kBits, kColumns>,
+      status = launch_kernel(wgmma_tma::make_image<typename S::C, kColumns>,
                              {rows, (threads + 31) / 32 * 32}, device, stream, p,
-                             static_cast<uint8_t*>(operands.image), p.units * S::kQuads);
+                             static_cast<uint8_t*>(operands.image), p.units * S::kQuads,
+                             S::kQuadPieces, S::kRuns);
       if (status != cudaSuccess) return status;
-      const auto in_fours = [](const ScaleSource& source) {
-        return size_of(source.dtype) == 2 && source.g_bytes == 2 && source.n_bytes % 8 == 0 &&
-               source.stack_bytes % 8 == 0 && is_aligned(source.data, 8);
+      // Of all groups of a row, one after another, in whole words.
+      const auto has_words = [](const ScaleSource& source) {
+        return source.g_bytes == size_of(source.dtype) && source.n_bytes % 4 == 0 &&
+               source.stack_bytes % 4 == 0 && is_aligned(source.data, 4);
       };
-      const bool wide =
-          problem.group == mma_any::kQuadK && in_fours(p.scales[0]) && in_fours(p.scales[1]);
+      const bool ahead = problem.group * S::kQuadPieces == mma_any::kQuadK &&
+                         has_words(p.scales[0]) && has_words(p.scales[1]);
       LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
                          static_cast<unsigned>(problem.batch)},
                         S::kThreads,
@@ -125,7 +131,7 @@ class WgmmaTmaOfWidth {
       shape.early = true;
       const bool packs =
           p.plain && size_of(problem.y) == 2 && p.width % 4 == 0 && is_aligned(operands.y, 8);
-      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, wide, packs);
+      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, ahead, packs);
     }
   };
 
@@ -133,19 +139,33 @@ class WgmmaTmaOfWidth {
   static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
     const int parts = mma_any::parts_of(problem, operands);
     const Index columns = problem.M * parts;
-    const bool per_row = parts == 1 && mma_any::groups_of(problem, operands).last == 0;
-    if (columns <= 16) return per_row ? use(Variant<16, true>{}) : use(Variant<16, false>{});
-    if (columns <= 32) return per_row ? use(Variant<32, true>{}) : use(Variant<32, false>{});
-    return per_row ? use(Variant<64, true>{}) : use(Variant<64, false>{});
+    if (mma_any::slots_of(problem, operands) > 1)
+      return problem.group % 64 == 0 ? with_columns<2>(columns, use)
+                                     : with_columns<4>(columns, use);
+    // Not of tables: ptxas would serialize these.
+    if constexpr (kFormat != Format::kCodebook)
+      if (parts == 1 && mma_any::groups_of(problem, operands).last == 0)
+        return with_columns<0>(problem.M, use);
+    return with_columns<1>(columns, use);
+  }
+  template <int kEnds, typename Use>
+  static auto with_columns(Index columns, Use&& use) {
+    return columns <= 16   ? use(Variant<16, kEnds>{})
+           : columns <= 32 ? use(Variant<32, kEnds>{})
+                           : use(Variant<64, kEnds>{});
   }
 };
 
 template <Format kFormat, int kBits, typename X>
 struct WgmmaTma : WgmmaTmaOfWidth<kFormat, kBits> {
   static constexpr KernelInfo kInfo{
-      "wgmma_tma", kFormat,
-      kBits,       kDtypeOf<X>,
-      64,          with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm), kFormat)};
+      "wgmma_tma",
+      kFormat,
+      kBits,
+      kDtypeOf<X>,
+      64,
+      with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
+                  kFormat)};
 };
 
 template <Format kFormat, int kBits>

@@ -9,49 +9,69 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 // Row of the warp's 16 that lanes 4 g .. 4 g + 3 have, with the one 8 further on. In this order the lanes that
 // load from shared memory together find their rows in different banks.
-template <int kBits>
+template <typename S>
 __device__ __forceinline__ int row_of_lane() {
   const int g = threadIdx.x % 32 / 4;
-  return kBits == 4 ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
+  return S::kRuns ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
 }
 
-// Scale and shift of a warp's rows, four quads at a time. Lane t of four brings a scale (t < 2) or a shift, of its
-// first row (t even) or its second. `wide`: those of four quads are 8 bytes, copied four quads ahead.
+// A scale or a shift, of any dtype: its bits, and what they are.
+__device__ __forceinline__ uint32_t bits_at(const char* at, Dtype dtype) {
+  if (is_wide(dtype)) return load_bits(at, dtype, 0);
+  return __ldg(reinterpret_cast<const uint8_t*>(at));
+}
+__device__ __forceinline__ float number_of(uint32_t bits, Dtype dtype) {
+  return is_wide(dtype) ? float_of_bits(bits, dtype) : float_of_byte(bits & 0xffu, dtype);
+}
+
+// Scale and shift of a warp's rows, those of four pieces at a time. Of four lanes, t even are for their first row and
+// odd for their second; they bring scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`: where
+// those of four pieces follow one another, they are copied four pieces before they are used.
 template <typename S>
 class Scales {
  public:
   // Of tile `tile` of 16 rows. shared: kScaleBytes of this warp's own.
-  __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool wide,
+  __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool ahead,
                                     uint32_t shared)
-      : params_(params), wide_(wide), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4) {
-    if (wide) ask(unit);
-    make(unit);
+      : params_(params), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4), from_(nullptr) {
+    if (!ahead) return;
+    const int number = unit * S::kPieces / 4 * 4;
+    from_ = row() + ((number + first()) * source().g_bytes & ~3);
+    ask(number, 0);
   }
 
-  // From the last box asked of terms() to this one, params.deep further on.
-  __device__ __forceinline__ void step(int unit) const {
-    if (unit / kUnits == (unit - params_.deep) / kUnits) return;
-    __syncwarp();  // all have read the terms
-    make(unit);
-  }
-
-  // Of quad q of a box, y += f * dot(q, x) + c * sum(x): f and c of both rows.
-  __device__ __forceinline__ Terms terms(int unit, int q) const {
-    const uint4 v = load_shared16((terms_ & ~15u) + (unit % kUnits * S::kQuads + q) * (32 * 4));
+  // Of piece p of a box, y += f * dot(q, x) + c * sum(x): f and c of both rows. Pieces come in order; is_first: of
+  // all boxes.
+  __device__ __forceinline__ Terms terms(int unit, int p, bool is_first) {
+    const bool is_other = is_first || unit / kUnits != (unit - params_.deep) / kUnits;
+    if (kUnits > 1 ? p == 0 && is_other : p % 4 == 0) make(unit, p);
+    const int piece = kUnits > 1 ? unit % kUnits * S::kPieces + p : p % 4;
+    const uint32_t at = (terms_ & ~15u) + piece * (32 * 4);
+    if constexpr (!S::C::kHasShift) {
+      const float2 f = load_shared_pair(at);
+      return {{f.x, f.y}, {}};
+    }
+    const uint4 v = load_shared16(at);
     return {{__uint_as_float(v.x), __uint_as_float(v.y)},
             {__uint_as_float(v.z), __uint_as_float(v.w)}};
   }
 
  private:
-  static constexpr int kUnits = 4 / S::kQuads;  // boxes of four quads
+  static constexpr int kUnits = std::max(4 / S::kPieces, 1);  // boxes of four pieces
+  static constexpr int kNumbers = S::C::kHasShift ? 4 : 2;    // that a lane brings
   const Params& params_;
-  const bool wide_;
   const int s_, tile_;
+  uint32_t place_ = 0;  // of what comes next
   const uint32_t terms_;
+  const char* from_;  // what was asked for last; null if not ahead
 
-  // What this lane brings.
+  // The number of a four that a lane's begin with.
+  static __device__ __forceinline__ int first() {
+    return S::C::kHasShift ? 0 : threadIdx.x % 4 / 2 * 2;
+  }
   __device__ __forceinline__ ScaleSource source() const {
     const ScaleSource &a = params_.scales[0], &b = params_.scales[1];
+    if constexpr (!S::C::kHasShift) return a;
     // An index would make these slow loads; and nothing of them is kept through the loop.
     const bool first = kept(threadIdx.x % 4) < 2;
     return {first ? a.data : b.data, first ? a.stack_bytes : b.stack_bytes,
@@ -59,127 +79,178 @@ class Scales {
             first ? a.dtype : b.dtype};
   }
   __device__ __forceinline__ const char* row() const {
-    return source().row(s_, params_.row_of(tile_, row_of_lane<S::kBits>() + threadIdx.x % 2 * 8));
+    return source().row(s_, params_.row_of(tile_, row_of_lane<S>() + threadIdx.x % 2 * 8));
   }
-  // Boxes to the next one that has other terms.
-  __device__ __forceinline__ int stride() const { return max(params_.deep, kUnits); }
-  __device__ __forceinline__ uint32_t raw(int unit) const {
-    const int place = unit >> (stride() > 2 ? 2 : 1) & 1;  // deep is a power of two up to four
-    return terms_ + S::kTermBytes + threadIdx.x % 32 * 4 + place * S::kRawBytes;
+  __device__ __forceinline__ uint32_t raw() const {
+    return (terms_ & ~127u) + S::kTermBytes + place_ + threadIdx.x % 32 * 16;
   }
 
-  // Past the end those of the last four.
-  __device__ __forceinline__ void ask(int unit) const {
-    const int four = min(unit / kUnits, params_.groups.last / 4);
-    copy_async<8>(raw(unit), row() + four * 8);
+  // The words of what a lane brings of the four that begins with a number, so many further on; zeros past the end of
+  // a row.
+  __device__ __forceinline__ void ask(int number, int further) {
+    const int size = size_of(source().dtype);
+    const int left = (params_.groups.last + 1 - number - first()) * size;
+    from_ += further * size;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i)
+      if (i == 0 || i * 4 < kNumbers * size)
+        copy_first<4>(reinterpret_cast<void*>(__cvta_shared_to_generic(raw() + i * 4)),
+                      from_ + i * 4, left > i * 4 ? 4 : 0);
     commit_copies();
   }
-
-  // The terms of the four quads that a box is one of.
-  __device__ __forceinline__ void make(int unit) const {
-    const Dtype dtype = source().dtype;
-    uint32_t bits[4];
-    if (wide_) {
-      wait_copies<0>();
-      const float2 two = load_shared_pair(raw(unit));
-      bits[0] = __float_as_uint(two.x), bits[2] = __float_as_uint(two.y);
-      bits[1] = bits[0] >> 16, bits[3] = bits[2] >> 16;
-      ask(unit + stride());
-    } else {
-      const char* const from = row();
+  __device__ __forceinline__ void read(Dtype dtype, float (&to)[kNumbers]) const {
+    uint32_t words[4];
+    const uint4 v = load_shared16(raw());
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    if (dtype == Dtype::kF32) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int group = params_.groups.of((unit / kUnits * 4 + i) * kQuadK);
-        bits[i] = load_bits(from + group * source().g_bytes, dtype, 0);
+      for (int i = 0; i < kNumbers; ++i) to[i] = __uint_as_float(words[i]);
+    } else if (is_wide(dtype)) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) to[i] = float_of_bits(words[i / 2] >> (i % 2 * 16), dtype);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i)
+        to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
+    }
+  }
+
+  // The terms of the four pieces that piece p of a box is the first of, or is in the same box.
+  __device__ __forceinline__ void make(int unit, int p) {
+    const Dtype dtype = source().dtype;
+    float mine[kNumbers];
+    const int number = (unit * S::kPieces + p) / 4 * 4;
+    if (from_ != nullptr) {
+      wait_copies<0>();
+      read(dtype, mine);
+      place_ ^= S::kRawBytes;
+      const int boxes = max(params_.deep, kUnits) * S::kPieces;  // to the first four of another one
+      const int further = p + 4 < S::kPieces ? 4 : boxes - (kUnits > 1 ? 0 : S::kPieces - 4);
+      ask(number + further, further);
+    } else {
+      const char* const row_begin = row();
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        const int k = (number + first() + i) * (kQuadK / S::kQuadPieces);
+        const int group = params_.groups.of(k);
+        mine[i] = number_of(bits_at(row_begin + group * source().g_bytes, dtype), dtype);
       }
     }
+    __syncwarp();  // all have read the terms before
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float mine = float_of_bits(bits[i], dtype),
-                  scale = __shfl_sync(~0u, mine, threadIdx.x % 2, 4);
-      const float c = params_.shift.of(scale, mine);
-      store_shared(terms_ + i * (32 * 4), threadIdx.x % 4 < 2 ? mine : c);
+    for (int i = 0; i < kNumbers; ++i) {
+      if constexpr (S::C::kHasShift) {
+        const float scale = __shfl_sync(~0u, mine[i], threadIdx.x % 2, 4);
+        if (threadIdx.x % 4 >= 2) mine[i] = params_.shift.of(scale, mine[i]);
+        store_shared(terms_ + i * (32 * 4), mine[i]);
+      } else {
+        const uint32_t of_row = threadIdx.x % 4 / 2 * 8;  // lanes t and t + 2 have one place
+        store_shared(terms_ - of_row + (first() + i) * (32 * 4), mine[i]);
+      }
     }
     __syncwarp();
   }
 };
 
-// Where this lane's words of a box's first quad begin, behind those of its first row: of 4 bits 16 bytes, of 8
-// bits the first of four times 8. The swizzle exchanges pieces of 16 bytes.
-template <int kBits>
+// Where this lane's words of a box's first quad begin, behind those of its first row: 16 bytes, or the first of four
+// times an octet. The swizzle exchanges pieces of 16 bytes.
+template <typename S>
 __device__ __forceinline__ uint32_t first_word() {
-  const int t = threadIdx.x % 4, row = row_of_lane<kBits>();
-  const int piece = kBits == 4 ? t : t / 2, inside = kBits == 4 ? 0 : t % 2 * 8;
-  return static_cast<uint32_t>(row * 128 + (piece ^ row) * 16 + inside);
+  const int t = threadIdx.x % 4, row = row_of_lane<S>(), at = t * (S::kRuns ? 16 : S::kBits);
+  return static_cast<uint32_t>(row * 128 + (at / 16 ^ row) * 16 + at % 16);
 }
 
-// Its words of quad q, from where the first quad's are: octet j is words[j], or words[2 j] and the next.
-template <int kBits>
-__device__ __forceinline__ void load_words(uint32_t from, int q, uint32_t (&words)[kBits]) {
-  if constexpr (kBits == 4) {
-    const uint4 v = load_shared16(from ^ static_cast<uint32_t>(q * 64));
+// Its words of quad q from block `first` on, from where the first quad's are: octet j is words[j], or words[2 j] and
+// the next.
+template <typename S, int kWords>
+__device__ __forceinline__ void load_words(uint32_t from, int q, int first,
+                                           uint32_t (&words)[kWords]) {
+  const uint32_t quad = from ^ static_cast<uint32_t>(q * 64);
+  if constexpr (S::kRuns) {
+    const uint4 v = load_shared16(quad);
     words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
   } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 v = load_shared_pair(from ^ static_cast<uint32_t>(j * 32));
-      words[2 * j] = __float_as_uint(v.x), words[2 * j + 1] = __float_as_uint(v.y);
+    for (int i = 0; i < kWords * 4 / S::kBits; ++i) {
+      const uint32_t at = quad ^ static_cast<uint32_t>((first + i) * (4 * S::kBits));
+      if constexpr (S::kBits == 4) {
+        words[i] = *static_cast<const uint32_t*>(__cvta_shared_to_generic(at));
+      } else {
+        const float2 v = load_shared_pair(at);
+        words[2 * i] = __float_as_uint(v.x), words[2 * i + 1] = __float_as_uint(v.y);
+      }
     }
   }
 }
 
 // The sums of a warp: y[4 p + 2 r + e] of its lane's first or second row r, column 8 p + 2 t + e.
-template <typename S, Format kFormat, int kBits>
+template <typename S>
 class Sums {
-  using C = Decoder<kFormat, kBits>;
-  static constexpr int kCount = S::kColumns / 2;
+  using C = typename S::C;
+  static constexpr int kCount = S::kColumns / 2, kBits = S::kBits;
 
  public:
-  static constexpr bool kHasShift = C::kHasShift;
   float y[kCount] = {};
 
-  // Begins the products of quad q of a box with a record of x; `adds`: to what there is. from: this lane's first
-  // words; second: bytes to those of its second row. The products of a quad before may go on; when_done() is
-  // called when they have ended.
-  template <bool kBefore, typename WhenDone>
+  __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder(table) {}
+  const C decoder;
+
+  // Begins the products of piece `piece` of quad q of a box with a record of x; `adds`: to what there is. from:
+  // this lane's first words; second: bytes to those of its second row. kParts: of the decoder. The products of a
+  // piece before may go on; when_done() is called when they have ended.
+  template <bool kBefore, int kParts, typename WhenDone>
   __device__ __forceinline__ void begin(float (&dot)[kCount], bool adds, uint32_t from, int second,
-                                        int q, uint32_t record, WhenDone&& when_done) const {
-    uint32_t words[2][kBits];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) load_words<kBits>(from + h * second, q, words[h]);
-    // Operand B without a swizzle: 8 columns of 16 bytes are 128, and 8 k on are the next register.
-    // Above 18 bits of an address is the number of a cluster's CTA.
-    const uint64_t b = uint64_t{8} << 32 | uint64_t{S::kColumns} << 16 | (record & 0x3ffff) >> 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t a[2][4];
+                                        int q, int piece, uint32_t record,
+                                        WhenDone&& when_done) const {
+    constexpr int kBlocks = 4 / S::kQuadPieces, kAll = kBlocks * kParts;
+    constexpr int kOperands =
+        kCount > 16 && (kParts > 1 || (kBits == 8 && S::kEnds == 2)) ? 1 : 2;  // as registers allow
+    // At a time as many as registers allow.
+    constexpr int kLoaded = kCount > 16 && S::kHasTable ? 1 : kBlocks;
+    uint32_t words[2][kLoaded * kBits / 4];
+    const auto load = [&](int block) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        C::decode(words[h][j * kBits / 4], words[h][(j * kBits + kBits - 1) / 4], 0, a[h]);
-      if (kBefore || j >= 2) wgmma_wait<1>();
-      if (kBefore && j == 1) when_done();
+        load_words<S>(from + h * second, q, piece * kBlocks + block, words[h]);
+    };
+    load(0);
+    // Operand B without a swizzle: 8 columns of 16 bytes are 128, and 8 k on are the next register.
+    // Above 18 bits of an address is the number of a cluster's CTA.
+    const uint64_t b = uint64_t{8} << 32 | uint64_t{S::kColumns} << 16 |
+                       ((record & 0x3ffff) >> 4) + piece * (4 * kBlocks * S::kColumns);
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+      const int j = i / kParts, word = j % kLoaded * kBits / 4;
+      uint32_t a[2][4];
+      if (j > 0 && j % kLoaded == 0 && i % kParts == 0) load(j);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        decoder.decode(words[h][word], words[h][word + (kBits - 1) / 4], i % kParts, a[h]);
+      if (kBefore || i >= kOperands) wgmma_wait<kOperands - 1>();
+      if (kBefore && i == 1) when_done();
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 2; ++step)
         wgmma_m64k16<__half>(
             dot, {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1], a[1][2 * step + 1]},
-            b + (4 * j + 2 * step) * S::kColumns, adds || j + step > 0);
+            b + (4 * j + 2 * step) * S::kColumns, adds || i + step > 0);
       wgmma_commit();
     }
+    if (kBefore && kAll == 1) wgmma_wait<1>(), when_done();
   }
 
-  // Adds what a quad's products came to.
+  // Adds what a piece's products came to.
   __device__ __forceinline__ void add(const float (&dot)[kCount], const float (&f)[2]) {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = fmaf(f[e / 2 % 2], dot[e], y[e]);
   }
   // Adds the shifts times the sums of x in a record.
-  __device__ __forceinline__ void add_shifts(uint32_t record, const Terms& terms) {
-    if constexpr (kHasShift)
+  __device__ __forceinline__ void add_shifts(uint32_t record, int piece, const Terms& terms) {
+    if constexpr (C::kHasShift)
 #pragma unroll
       for (int p = 0; p < S::kColumns / 8; ++p) {
-        const float2 sum =
-            load_shared_pair(record + sums_at(S::kColumns) + (8 * p + threadIdx.x % 4 * 2) * 4);
+        const float2 sum = load_shared_pair(record + sums_at(S::kColumns, piece) +
+                                            (8 * p + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           y[4 * p + 2 * r] = fmaf(terms.c[r], sum.x, y[4 * p + 2 * r]);

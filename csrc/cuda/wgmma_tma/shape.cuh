@@ -12,18 +12,21 @@ using namespace hopper;
 using namespace mma_any;
 
 // The record of a quad, 128 k, of x: for each of 16 registers of operand B 16 bytes of every column, as in
-// mma_any; behind them the columns' sums. No power of two: a row of x has one, behind its last quad.
-JAXGEMV_HD constexpr int sums_at(int columns) { return columns * kQuadK * 2; }
-JAXGEMV_HD constexpr int record_bytes(int columns) {
-  return (sums_at(columns) + columns * 4 + 127) & ~127;
+// mma_any; behind them sums of the columns, of each of a quad's groups. No power of two: a row of x has one,
+// behind its last quad.
+JAXGEMV_HD constexpr int sums_at(int columns, int group = 0) {
+  return columns * (kQuadK * 2 + group * 4);
+}
+JAXGEMV_HD constexpr int record_bytes(int columns, int groups) {
+  return (sums_at(columns, groups) + 127) & ~127;
 }
 
 // For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights;
 // what these are to find in shared memory two more threads ask for. Weights come as boxes: 128 bytes of 64
-// rows, swizzled.
-template <Format kFormat, int kWidth, int kMostColumns>
+// rows, swizzled. kEndCount: ends of groups of codes in a quad, or 0: one scale a row, so all products add up.
+template <Format kFormat, int kWidth, int kMostColumns, int kEndCount>
 struct Shape {
-  static constexpr int kBits = kWidth;
+  static constexpr int kBits = kWidth, kEnds = kEndCount;
   using C = Decoder<kFormat, kBits>;
   static constexpr float kWorth = C::kWorth;  // of a sum
   static constexpr bool kHasGlobalScale = !C::kHasShift;
@@ -33,21 +36,28 @@ struct Shape {
                        kThreads = kConsumers + 128;
   static constexpr int kQuads = 8 / kBits, kUnitK = kQuads * kQuadK;  // of a box
   static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;
+  // A piece is what has the same terms: of a quad, and of a box.
+  static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
+  // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
+  static constexpr bool kHasTable = C::kTableBytes > 0;
+  static constexpr bool kRuns = kBits == 4 && kEnds < 2 && !kHasTable;
   // In shared memory, which they fill: boxes of each group, and quads of x, which all groups share.
-  static constexpr int kSlots = kColumns > 32 ? 3 : 4, kXStages = kColumns > 32 ? 6 : 8;
+  static constexpr int kSlots = (kColumns > 32 ? 3 : 4) - kHasTable;
+  static constexpr int kXStages = kHasTable && kColumns > 16 ? 4 : kColumns > 32 ? 6 : 8;
   // Groups that share K: each meets stages of x of its own.
   static constexpr int kMostDeep = kXStages / kQuads >= kGroups ? kGroups : 2;
-  static constexpr int kX = kGroups * kSlots * kBoxBytes;  // where these begin
-  static constexpr int kRecordBytes = record_bytes(kColumns),
+  static constexpr int kX = kGroups * kSlots * kBoxBytes;       // where these begin
+  static constexpr int kSums = C::kHasShift ? kQuadPieces : 0;  // of a record
+  static constexpr int kRecordBytes = record_bytes(kColumns, kSums),
                        kScales = kX + kXStages * kRecordBytes;
   // Of a warp: scales and shifts as they come, twice, and the terms that are made of them.
-  static constexpr int kRawBytes = 32 * 8, kTermBytes = 32 * 16;
+  static constexpr int kRawBytes = 32 * 16, kTermBytes = 32 * 16;
   static constexpr int kScaleBytes = 2 * kRawBytes + kTermBytes;
-  // The sums of a quad run beside the products of the next, where there are registers for both.
+  static constexpr int kTable = (kScales + kWarps * kScaleBytes + 127) & ~127;
+  // The sums of a piece run beside the products of the next, where there are registers for both.
   static constexpr int kAccumulators = kColumns > 16 ? 1 : 2;
-  // The swizzle has its multiples of 1024 bytes.
   static constexpr int shared_bytes(int across, int deep) {
-    return 1024 + std::max(kScales + kWarps * kScaleBytes, sums_bytes<Shape>(across, deep));
+    return std::max(kTable + C::kTableBytes, sums_bytes<Shape>(across, deep));
   }
 };
 
