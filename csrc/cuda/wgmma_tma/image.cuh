@@ -34,16 +34,17 @@ struct Image {
 constexpr int kMostImageThreads = 1024;
 
 // A CTA a row of x, a thread a few octets. A number that is 2^-29 of its row's largest or more keeps 11 bits, or
-// 22 in two columns; a smaller one is off by 2^-40 of the largest at most. groups: of a quad, each with its sum.
+// 22 in two columns; a smaller one is off by 2^-40 of the largest at most. 2^log_lanes of the 16 lanes of a quad
+// have a group, with a sum of its own.
 template <typename C, int kColumns>
 __global__ void __launch_bounds__(kMostImageThreads)
-    make_image(const Params params, uint8_t* image, int quads, int groups, bool runs) {
+    make_image(const Params params, uint8_t* image, int quads, int log_lanes, bool runs) {
   let_second_begin();
   __shared__ uint32_t largest_of[kMostImageThreads / 32];
   __shared__ float squares_of[kMostImageThreads / 32], sum_of[kMostImageThreads / 32];
   const int m = blockIdx.x, tile = m / params.rows_m,
             column = (m - tile * params.rows_m) * params.parts;
-  const int s = max(stack_entry(params.index, params.stack, blockIdx.y), 0);
+  const int s = max(stack_entry(params.index, params.stack, blockIdx.y), 0), lanes = 1 << log_lanes;
   const NormValues norm(params.x.norm, s, 0);
   float v[8], squares = 0, total = 0;
   const auto load_octet = [&](int octet) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kMostImageThreads)
   const int exponent = normal_exponent<float>(largest, 15);
   const float of_sum = power_of_two(exponent) / C::kWorth;
   const Image to(params, image, tile, quads, kColumns,
-                 record_bytes(kColumns, C::kHasShift ? groups : 0));
+                 record_bytes(kColumns, C::kHasShift ? 16 >> log_lanes : 0));
   if (static_cast<int>(threadIdx.x) < params.parts)
     to.rows()[column + threadIdx.x] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN,
                                        squares, threadIdx.x == 0 ? total * of_sum : 0.f};
@@ -97,15 +98,16 @@ __global__ void __launch_bounds__(kMostImageThreads)
     float sum = 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum += v[e];
-    const int lanes = 16 / groups;
-    for (int e = 1; e < lanes; e *= 2) sum += __shfl_xor_sync(~0u, sum, e);
+#pragma unroll
+    for (int e = 1; e < 16; e *= 2)
+      if (e < lanes) sum += __shfl_xor_sync(~0u, sum, e);
     if (octet >= octets) continue;
     uint8_t* const record = to.record(octet / 16);
     store_octet<C>(v, exponent, record, runs ? i % 4 : i / 4, runs ? i / 4 : i % 4, column,
                    kColumns, params.parts);
-    const int part = i % lanes;
+    const int part = i & lanes - 1;
     if (C::kHasShift && part < params.parts)
-      reinterpret_cast<float*>(record + sums_at(kColumns, i / lanes))[column + part] =
+      reinterpret_cast<float*>(record + sums_at(kColumns, i >> log_lanes))[column + part] =
           part == 0 ? sum * of_sum : 0.f;
   }
 }

@@ -34,6 +34,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
   constexpr bool kPerRow = S::kEnds == 0;
   constexpr int kCount = S::kColumns / 2;
   constexpr bool kOverlaps = !kPerRow && S::kAccumulators > 1 && S::kPieces > 1;
+  constexpr int kInner = S::kPieces < 4 ? S::kPieces : 4;
   const auto& barriers = place.barriers;
   const int lane = threadIdx.x % 32;
   std::conditional_t<kPerRow, int, Scales<S>> scales = [&] {
@@ -63,46 +64,52 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     Terms terms;
     wait(barriers.full(at), parity);
     // Where pieces do not overlap, registers are short: nothing of the next one is to be loaded early.
-#pragma unroll(kOverlaps ? S::kPieces : 1)
-    for (int p = 0; p < S::kPieces; ++p) {
-      const int q = p / S::kQuadPieces, of_quad = p % S::kQuadPieces;
-      const bool ends_quad = of_quad == S::kQuadPieces - 1, ends_box = p == S::kPieces - 1;
-      float (&now)[kCount] = dot[kOverlaps ? p % 2 : 0];
-      float (&before)[kCount] = dot[kOverlaps ? (p + 1) % 2 : 0];
-      const uint32_t record = place.x + (stage + q) * S::kRecordBytes;
-      if (of_quad == 0) wait(barriers.x_full(stage + q), x_parity);
-      const auto begin = [&]<bool kBefore>(bool adds) {
-        sums.template begin<kBefore, kParts>(now, adds, place.words + slot * S::kBoxBytes, second,
-                                             q, of_quad, record, [&] {
-                                               if (kOverlaps) wgmma_done(before);
-                                               if (kPerRow || last != 0) done_with_x(last);
-                                             });
-        if (kPerRow || kOverlaps) last = ends_quad ? barriers.x_empty(stage + q) : 0;
-      };
-      if constexpr (kPerRow) {
-        begin.template operator()<true>(i > place.share || p > 0);
-        if (ends_box) done(barriers.empty(at));
-        continue;
-      } else {
-        if (kOverlaps && p > 0) {
-          begin.template operator()<true>(false);
-          sums.add(before, terms.f);
+#pragma unroll(kOverlaps ? S::kPieces / kInner : 1)
+    for (int first = 0; first < S::kPieces; first += kInner) {
+      if constexpr (!kPerRow && !kOverlaps) scales.reach(unit, first);
+#pragma unroll(kOverlaps ? kInner : 1)
+      for (int p = first; p < first + kInner; ++p) {
+        const int q = p / S::kQuadPieces, of_quad = p % S::kQuadPieces;
+        const bool ends_quad = of_quad == S::kQuadPieces - 1, ends_box = p == S::kPieces - 1;
+        float (&now)[kCount] = dot[kOverlaps ? p % 2 : 0];
+        float (&before)[kCount] = dot[kOverlaps ? (p + 1) % 2 : 0];
+        const uint32_t record = place.x + (stage + q) * S::kRecordBytes;
+        if (of_quad == 0) wait(barriers.x_full(stage + q), x_parity);
+        const auto begin = [&]<bool kBefore>(bool adds) {
+          sums.template begin<kBefore, kParts>(now, adds, place.words + slot * S::kBoxBytes, second,
+                                               q, of_quad, record, [&] {
+                                                 if (kOverlaps) wgmma_done(before);
+                                                 if (of_quad == 0) done_with_x(last);
+                                               });
+          if (kPerRow || kOverlaps) last = barriers.x_empty(stage + q);
+        };
+        if constexpr (kPerRow) {
+          begin.template operator()<true>(i > place.share || p > 0);
+          if (ends_box) done(barriers.empty(at));
+          continue;
         } else {
-          begin.template operator()<false>(false);
+          if (kOverlaps && p > 0) {
+            begin.template operator()<true>(false);
+            sums.add(before, terms.f);
+          } else {
+            begin.template operator()<false>(false);
+          }
+          if (kOverlaps && p == first) scales.reach(unit, p);
+          terms = scales.terms(unit, p);
+          sums.add_shifts(record, of_quad, terms);
+          if (kOverlaps && !ends_box) continue;
+          wgmma_wait<0>();
+          wgmma_done(now);
+          if (ends_quad) done_with_x(barriers.x_empty(stage + q));
+          if (ends_box) done(barriers.empty(at));
+          sums.add(now, terms.f);
         }
-        terms = scales.terms(unit, p, i == place.share);
-        sums.add_shifts(record, of_quad, terms);
-        if (kOverlaps && !ends_box) continue;
-        wgmma_wait<0>();
-        wgmma_done(now);
-        if (ends_quad) done_with_x(barriers.x_empty(stage + q));
-        if (ends_box) done(barriers.empty(at));
-        sums.add(now, terms.f);
       }
     }
     if (++slot == S::kSlots) slot = 0, parity ^= 1;
     stage += params.deep * S::kQuads;
     if (stage >= S::kXStages) stage -= S::kXStages, x_parity ^= 1;
+    if constexpr (!kPerRow) scales.step(unit + params.deep);
   }
   if constexpr (kPerRow) {
     wgmma_wait<0>();
@@ -189,7 +196,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
       for (int r = 0; r < 2; ++r) {
         const int n = params.row_of(tile * params.across + tile_of(mine), row + 8 * r);
         const auto value = [&](const ScaleSource& source) {
-          return number_of(bits_at(source.row(own.s, n), source.dtype), source.dtype);
+          return number_at(source.row(own.s, n), source.dtype);
         };
         const float scale = value(params.scales[0]);
         terms.f[r] = scale;

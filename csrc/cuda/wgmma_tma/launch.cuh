@@ -114,15 +114,16 @@ class WgmmaTmaOfWidth {
       status = launch_kernel(wgmma_tma::make_image<typename S::C, kColumns>,
                              {rows, (threads + 31) / 32 * 32}, device, stream, p,
                              static_cast<uint8_t*>(operands.image), p.units * S::kQuads,
-                             S::kQuadPieces, S::kRuns);
+                             S::kLogLanes, S::kRuns);
       if (status != cudaSuccess) return status;
-      // Of all groups of a row, one after another, in whole words.
-      const auto has_words = [](const ScaleSource& source) {
-        return source.g_bytes == size_of(source.dtype) && source.n_bytes % 4 == 0 &&
-               source.stack_bytes % 4 == 0 && is_aligned(source.data, 4);
+      // Those of four groups follow one another, in whole pieces of what a lane copies.
+      const auto has_fours = [](const ScaleSource& source) {
+        const int size = size_of(source.dtype), bytes = std::max(size * S::kNumbers, 4);
+        return source.g_bytes == size && source.n_bytes % (4 * size) == 0 &&
+               source.stack_bytes % bytes == 0 && is_aligned(source.data, bytes);
       };
       const bool ahead = problem.group * S::kQuadPieces == mma_any::kQuadK &&
-                         has_words(p.scales[0]) && has_words(p.scales[1]);
+                         has_fours(p.scales[0]) && has_fours(p.scales[1]);
       LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
                          static_cast<unsigned>(problem.batch)},
                         S::kThreads,

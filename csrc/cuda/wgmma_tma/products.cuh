@@ -15,18 +15,15 @@ __device__ __forceinline__ int row_of_lane() {
   return S::kRuns ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
 }
 
-// A scale or a shift, of any dtype: its bits, and what they are.
-__device__ __forceinline__ uint32_t bits_at(const char* at, Dtype dtype) {
-  if (is_wide(dtype)) return load_bits(at, dtype, 0);
-  return __ldg(reinterpret_cast<const uint8_t*>(at));
-}
-__device__ __forceinline__ float number_of(uint32_t bits, Dtype dtype) {
-  return is_wide(dtype) ? float_of_bits(bits, dtype) : float_of_byte(bits & 0xffu, dtype);
+// A scale or a shift of any dtype.
+__device__ __forceinline__ float number_at(const char* at, Dtype dtype) {
+  if (is_wide(dtype)) return float_of_bits(load_bits(at, dtype, 0), dtype);
+  return float_of_byte(__ldg(reinterpret_cast<const uint8_t*>(at)), dtype);
 }
 
 // Scale and shift of a warp's rows, those of four pieces at a time. Of four lanes, t even are for their first row and
 // odd for their second; they bring scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`: where
-// those of four pieces follow one another, they are copied four pieces before they are used.
+// those of four pieces follow one another, in whole words, they are copied four pieces before they are used.
 template <typename S>
 class Scales {
  public:
@@ -34,17 +31,26 @@ class Scales {
   __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool ahead,
                                     uint32_t shared)
       : params_(params), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4), from_(nullptr) {
-    if (!ahead) return;
-    const int number = unit * S::kPieces / 4 * 4;
-    from_ = row() + ((number + first()) * source().g_bytes & ~3);
-    ask(number, 0);
+    if (ahead) {
+      const int number = unit * S::kPieces / 4 * 4;
+      from_ = row() + ((number + first()) * source().g_bytes & ~3);
+      ask(number, 0);
+    }
+    step(unit, true);
   }
 
-  // Of piece p of a box, y += f * dot(q, x) + c * sum(x): f and c of both rows. Pieces come in order; is_first: of
-  // all boxes.
-  __device__ __forceinline__ Terms terms(int unit, int p, bool is_first) {
-    const bool is_other = is_first || unit / kUnits != (unit - params_.deep) / kUnits;
-    if (kUnits > 1 ? p == 0 && is_other : p % 4 == 0) make(unit, p);
+  // To a box, the first one or params.deep further on.
+  __device__ __forceinline__ void step(int unit, bool is_first = false) {
+    if (kUnits > 1 && (is_first || unit / kUnits != (unit - params_.deep) / kUnits)) make(unit, 0);
+  }
+
+  // To the four that piece p of the box begins.
+  __device__ __forceinline__ void reach(int unit, int p) {
+    if (kUnits == 1) make(unit, p);
+  }
+
+  // Of piece p of the box, y += f * dot(q, x) + c * sum(x): f and c of both rows.
+  __device__ __forceinline__ Terms terms(int unit, int p) const {
     const int piece = kUnits > 1 ? unit % kUnits * S::kPieces + p : p % 4;
     const uint32_t at = (terms_ & ~15u) + piece * (32 * 4);
     if constexpr (!S::C::kHasShift) {
@@ -58,7 +64,7 @@ class Scales {
 
  private:
   static constexpr int kUnits = std::max(4 / S::kPieces, 1);  // boxes of four pieces
-  static constexpr int kNumbers = S::C::kHasShift ? 4 : 2;    // that a lane brings
+  static constexpr int kNumbers = S::kNumbers;
   const Params& params_;
   const int s_, tile_;
   uint32_t place_ = 0;  // of what comes next
@@ -85,34 +91,30 @@ class Scales {
     return (terms_ & ~127u) + S::kTermBytes + place_ + threadIdx.x % 32 * 16;
   }
 
-  // The words of what a lane brings of the four that begins with a number, so many further on; zeros past the end of
-  // a row.
+  // What a lane brings of the four that begins with a number, so many further on; past the end of a row the last.
   __device__ __forceinline__ void ask(int number, int further) {
-    const int size = size_of(source().dtype);
-    const int left = (params_.groups.last + 1 - number - first()) * size;
-    from_ += further * size;
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i)
-      if (i == 0 || i * 4 < kNumbers * size)
-        copy_first<4>(reinterpret_cast<void*>(__cvta_shared_to_generic(raw() + i * 4)),
-                      from_ + i * 4, left > i * 4 ? 4 : 0);
+    const int size = size_of(source().dtype), bytes = size * kNumbers;
+    if (number <= params_.groups.last) from_ += further * size;
+    if (bytes == 16)
+      copy_async<16>(raw(), from_);
+    else if (bytes == 8)
+      copy_async<8>(raw(), from_);
+    else
+      copy_first<4>(reinterpret_cast<void*>(__cvta_shared_to_generic(raw())), from_, 4);
     commit_copies();
   }
   __device__ __forceinline__ void read(Dtype dtype, float (&to)[kNumbers]) const {
-    uint32_t words[4];
     const uint4 v = load_shared16(raw());
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-    if (dtype == Dtype::kF32) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (int i = 0; i < kNumbers; ++i) to[i] = __uint_as_float(words[i]);
-    } else if (is_wide(dtype)) {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) to[i] = float_of_bits(words[i / 2] >> (i % 2 * 16), dtype);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i)
-        to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
+    for (int i = 0; i < kNumbers; ++i) {
+      const uint32_t half = words[i / 2] >> (i % 2 * 16);
+      to[i] = float_of_bits(dtype == Dtype::kF32 ? words[i] : half, dtype);
     }
+    if (is_wide(dtype)) return;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i)
+      to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
   }
 
   // The terms of the four pieces that piece p of a box is the first of, or is in the same box.
@@ -128,12 +130,21 @@ class Scales {
       const int further = p + 4 < S::kPieces ? 4 : boxes - (kUnits > 1 ? 0 : S::kPieces - 4);
       ask(number + further, further);
     } else {
-      const char* const row_begin = row();
+      const char* at[kNumbers];
 #pragma unroll
       for (int i = 0; i < kNumbers; ++i) {
         const int k = (number + first() + i) * (kQuadK / S::kQuadPieces);
-        const int group = params_.groups.of(k);
-        mine[i] = number_of(bits_at(row_begin + group * source().g_bytes, dtype), dtype);
+        at[i] = row() + params_.groups.of(k) * source().g_bytes;
+      }
+      if (is_wide(dtype)) {
+        uint32_t bits[kNumbers];  // all are asked for before the first is there
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) bits[i] = load_bits(at[i], dtype, 0);
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) mine[i] = float_of_bits(bits[i], dtype);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) mine[i] = number_at(at[i], dtype);
       }
     }
     __syncwarp();  // all have read the terms before

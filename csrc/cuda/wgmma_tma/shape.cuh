@@ -38,6 +38,9 @@ struct Shape {
   static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;
   // A piece is what has the same terms: of a quad, and of a box.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
+  static constexpr int kLogLanes = kQuadPieces == 1   ? 4
+                                   : kQuadPieces == 2 ? 3
+                                                      : 2;  // of the octets of one
   // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
   static constexpr bool kHasTable = C::kTableBytes > 0;
   static constexpr bool kRuns = kBits == 4 && kEnds < 2 && !kHasTable;
@@ -50,6 +53,8 @@ struct Shape {
   static constexpr int kSums = C::kHasShift ? kQuadPieces : 0;  // of a record
   static constexpr int kRecordBytes = record_bytes(kColumns, kSums),
                        kScales = kX + kXStages * kRecordBytes;
+  static constexpr int kNumbers =
+      C::kHasShift ? 4 : 2;  // of four scales, or shifts, that a lane brings
   // Of a warp: scales and shifts as they come, twice, and the terms that are made of them.
   static constexpr int kRawBytes = 32 * 16, kTermBytes = 32 * 16;
   static constexpr int kScaleBytes = 2 * kRawBytes + kTermBytes;
