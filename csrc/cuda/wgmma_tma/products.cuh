@@ -15,6 +15,19 @@ __device__ __forceinline__ int row_of_lane() {
   return S::kRuns ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
 }
 
+template <int kCount>
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[kCount]) {
+  if constexpr (kCount == 4) {
+    const uint4 v = load_shared16(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (kCount == 2) {
+    const float2 v = load_shared_pair(from);
+    to[0] = __float_as_uint(v.x), to[1] = __float_as_uint(v.y);
+  } else {
+    to[0] = *static_cast<const uint32_t*>(__cvta_shared_to_generic(from));
+  }
+}
+
 // A scale or a shift of any dtype.
 __device__ __forceinline__ float number_at(const char* at, Dtype dtype) {
   if (is_wide(dtype)) return float_of_bits(load_bits(at, dtype, 0), dtype);
@@ -32,9 +45,9 @@ class Scales {
                                     uint32_t shared)
       : params_(params), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4), from_(nullptr) {
     if (ahead) {
-      const int number = unit * S::kPieces / 4 * 4;
-      from_ = row() + ((number + first()) * source().g_bytes & ~3);
-      ask(number, 0);
+      const int size = source().g_bytes;
+      from_ = row() + ((unit * S::kPieces / 4 * 4 + first()) * size & ~3);
+      with_size(size, [&]<int kSize>() { ask<kSize>(); });
     }
     step(unit, true);
   }
@@ -91,30 +104,39 @@ class Scales {
     return (terms_ & ~127u) + S::kTermBytes + place_ + threadIdx.x % 32 * 16;
   }
 
-  // What a lane brings of the four that begins with a number, so many further on; past the end of a row the last.
-  __device__ __forceinline__ void ask(int number, int further) {
-    const int size = size_of(source().dtype), bytes = size * kNumbers;
-    if (number <= params_.groups.last) from_ += further * size;
-    if (bytes == 16)
-      copy_async<16>(raw(), from_);
-    else if (bytes == 8)
-      copy_async<8>(raw(), from_);
-    else
+  // What a lane brings of four pieces, of numbers of so many bytes: asked for, and as it has come.
+  template <int kSize>
+  __device__ __forceinline__ void ask() const {
+    if constexpr (kSize * kNumbers <= 4)
       copy_first<4>(reinterpret_cast<void*>(__cvta_shared_to_generic(raw())), from_, 4);
+    else
+      copy_async<kSize * kNumbers>(raw(), from_);
     commit_copies();
   }
+  template <int kSize>
   __device__ __forceinline__ void read(Dtype dtype, float (&to)[kNumbers]) const {
-    const uint4 v = load_shared16(raw());
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    constexpr int kWords = (kSize * kNumbers + 3) / 4;
+    uint32_t words[kWords];
+    load_shared(raw(), words);
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {
-      const uint32_t half = words[i / 2] >> (i % 2 * 16);
-      to[i] = float_of_bits(dtype == Dtype::kF32 ? words[i] : half, dtype);
+      if constexpr (kSize == 4)
+        to[i] = __uint_as_float(words[i]);
+      else if constexpr (kSize == 2)
+        to[i] = float_of_bits(words[i / 2] >> (i % 2 * 16), dtype);
+      else
+        to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
     }
-    if (is_wide(dtype)) return;
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i)
-      to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
+  }
+  // By the bytes of a number.
+  template <typename Use>
+  __device__ __forceinline__ static void with_size(int size, Use&& use) {
+    if (size == 2)
+      use.template operator()<2>();
+    else if (size == 4)
+      use.template operator()<4>();
+    else
+      use.template operator()<1>();
   }
 
   // The terms of the four pieces that piece p of a box is the first of, or is in the same box.
@@ -123,12 +145,16 @@ class Scales {
     float mine[kNumbers];
     const int number = (unit * S::kPieces + p) / 4 * 4;
     if (from_ != nullptr) {
-      wait_copies<0>();
-      read(dtype, mine);
-      place_ ^= S::kRawBytes;
       const int boxes = max(params_.deep, kUnits) * S::kPieces;  // to the first four of another one
       const int further = p + 4 < S::kPieces ? 4 : boxes - (kUnits > 1 ? 0 : S::kPieces - 4);
-      ask(number + further, further);
+      const int size = source().g_bytes;
+      if (number + further <= params_.groups.last) from_ += further * size;  // or the same again
+      wait_copies<0>();
+      with_size(size, [&]<int kSize>() {
+        read<kSize>(dtype, mine);
+        place_ ^= S::kRawBytes;
+        ask<kSize>();
+      });
     } else {
       const char* at[kNumbers];
 #pragma unroll
@@ -178,18 +204,15 @@ __device__ __forceinline__ void load_words(uint32_t from, int q, int first,
                                            uint32_t (&words)[kWords]) {
   const uint32_t quad = from ^ static_cast<uint32_t>(q * 64);
   if constexpr (S::kRuns) {
-    const uint4 v = load_shared16(quad);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    load_shared(quad, words);
   } else {
+    constexpr int kOctetWords = S::kBits / 4;
 #pragma unroll
-    for (int i = 0; i < kWords * 4 / S::kBits; ++i) {
-      const uint32_t at = quad ^ static_cast<uint32_t>((first + i) * (4 * S::kBits));
-      if constexpr (S::kBits == 4) {
-        words[i] = *static_cast<const uint32_t*>(__cvta_shared_to_generic(at));
-      } else {
-        const float2 v = load_shared_pair(at);
-        words[2 * i] = __float_as_uint(v.x), words[2 * i + 1] = __float_as_uint(v.y);
-      }
+    for (int i = 0; i < kWords; i += kOctetWords) {
+      uint32_t octet[kOctetWords];
+      load_shared(quad ^ static_cast<uint32_t>((first + i / kOctetWords) * (4 * S::kBits)), octet);
+#pragma unroll
+      for (int j = 0; j < kOctetWords; ++j) words[i + j] = octet[j];
     }
   }
 }
