@@ -90,6 +90,7 @@ def test_summary():
     [
         ("cuda", "nvidia-h100-2026-11-26-choices.json", 1.6),
         ("cuda", "nvidia-h200-2026-11-26-choices.json", 1.45),
+        ("cuda", "nvidia-h200-2026-11-26-choices-boxes.json", 1.5),
         ("cpu", "intel-xeon-2-cores-2026-11-26-choices.json", 1.8),
     ],
 )

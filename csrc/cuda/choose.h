@@ -101,8 +101,7 @@ inline constexpr Crossover kCrossovers[] = {
     // "Boxes of weights".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
     {"stream", 4, 9, 16, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
-    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_codes<15>>},
-    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_long_rows, has_codes<8>, has_rows<1024>>},
+    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_codes<7>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
     {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
