@@ -36,13 +36,11 @@ struct Shape {
                        kThreads = kConsumers + 128;
   static constexpr int kQuads = 8 / kBits, kUnitK = kQuads * kQuadK;  // of a box
   static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;
-  // A piece is what has the same terms: of a quad, and of a box.
+  // A piece is what has the same terms: of a quad, and of a box; by log2, of the 16 lanes that have a quad of x.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
-  static constexpr int kLogLanes = kQuadPieces == 1   ? 4
-                                   : kQuadPieces == 2 ? 3
-                                                      : 2;  // of the octets of one
-  // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
+  static constexpr int kLogLanes = kEnds < 2 ? 4 : kEnds == 2 ? 3 : 2;
   static constexpr bool kHasTable = C::kTableBytes > 0;
+  // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
   static constexpr bool kRuns = kBits == 4 && kEnds < 2 && !kHasTable;
   // In shared memory, which they fill: boxes of each group, and quads of x, which all groups share.
   static constexpr int kSlots = (kColumns > 32 ? 3 : 4) - kHasTable;
@@ -53,8 +51,8 @@ struct Shape {
   static constexpr int kSums = C::kHasShift ? kQuadPieces : 0;  // of a record
   static constexpr int kRecordBytes = record_bytes(kColumns, kSums),
                        kScales = kX + kXStages * kRecordBytes;
-  static constexpr int kNumbers =
-      C::kHasShift ? 4 : 2;  // of four scales, or shifts, that a lane brings
+  // Of four scales, or shifts, those that a lane brings.
+  static constexpr int kNumbers = C::kHasShift ? 4 : 2;
   // Of a warp: scales and shifts as they come, twice, and the terms that are made of them.
   static constexpr int kRawBytes = 32 * 16, kTermBytes = 32 * 16;
   static constexpr int kScaleBytes = 2 * kRawBytes + kTermBytes;

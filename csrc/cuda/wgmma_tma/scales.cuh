@@ -1,0 +1,194 @@
+// Scales and shifts of the wgmma_tma kernel, from global memory to the terms of a piece.
+#pragma once
+
+#include "shape.cuh"
+
+namespace jaxgemv::cuda::wgmma_tma {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Row of the warp's 16 that lanes 4 g .. 4 g + 3 have, with the one 8 further on. In this order the lanes that
+// load from shared memory together find their rows in different banks.
+template <typename S>
+__device__ __forceinline__ int row_of_lane() {
+  const int g = threadIdx.x % 32 / 4;
+  return S::kRuns ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
+}
+
+template <int kCount>
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[kCount]) {
+  if constexpr (kCount == 4) {
+    const uint4 v = load_shared16(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (kCount == 2) {
+    const float2 v = load_shared_pair(from);
+    to[0] = __float_as_uint(v.x), to[1] = __float_as_uint(v.y);
+  } else {
+    to[0] = *static_cast<const uint32_t*>(__cvta_shared_to_generic(from));
+  }
+}
+
+// A scale or a shift of any dtype.
+__device__ __forceinline__ float number_at(const char* at, Dtype dtype) {
+  if (is_wide(dtype)) return float_of_bits(load_bits(at, dtype, 0), dtype);
+  return float_of_byte(__ldg(reinterpret_cast<const uint8_t*>(at)), dtype);
+}
+
+// Scale and shift of a warp's rows, those of four pieces at a time. Of four lanes, t even are for their first row and
+// odd for their second; they bring scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`: where
+// those of four pieces follow one another, they are copied four pieces before they are used.
+template <typename S>
+class Scales {
+ public:
+  // Of tile `tile` of 16 rows. shared: kScaleBytes of this warp's own.
+  __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool ahead,
+                                    uint32_t shared)
+      : params_(params), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4), from_(nullptr) {
+    if (ahead) {
+      const int size = source().g_bytes;
+      from_ = row() + ((unit * S::kPieces / 4 * 4 + first()) * size & ~3);
+      with_size(size, [&]<int kSize>() { ask<kSize>(); });
+    }
+    step(unit, true);
+  }
+
+  // To a box, the first one or params.deep further on.
+  __device__ __forceinline__ void step(int unit, bool is_first = false) {
+    if (kUnits > 1 && (is_first || unit / kUnits != (unit - params_.deep) / kUnits)) make(unit, 0);
+  }
+
+  // To the four that piece p of the box begins.
+  __device__ __forceinline__ void reach(int unit, int p) {
+    if (kUnits == 1) make(unit, p);
+  }
+
+  // Of piece p of the box, y += f * dot(q, x) + c * sum(x): f and c of both rows.
+  __device__ __forceinline__ Terms terms(int unit, int p) const {
+    const int piece = kUnits > 1 ? unit % kUnits * S::kPieces + p : p % 4;
+    const uint32_t at = (terms_ & ~15u) + piece * (32 * 4);
+    if constexpr (!S::C::kHasShift) {
+      const float2 f = load_shared_pair(at);
+      return {{f.x, f.y}, {}};
+    }
+    const uint4 v = load_shared16(at);
+    return {{__uint_as_float(v.x), __uint_as_float(v.y)},
+            {__uint_as_float(v.z), __uint_as_float(v.w)}};
+  }
+
+ private:
+  static constexpr int kUnits = std::max(4 / S::kPieces, 1);  // boxes of four pieces
+  static constexpr int kNumbers = S::kNumbers;
+  const Params& params_;
+  const int s_, tile_;
+  uint32_t place_ = 0;  // of what comes next
+  const uint32_t terms_;
+  const char* from_;  // what was asked for last; null if not ahead
+
+  // The number of a four that a lane's begin with.
+  static __device__ __forceinline__ int first() {
+    return S::C::kHasShift ? 0 : threadIdx.x % 4 / 2 * 2;
+  }
+  __device__ __forceinline__ ScaleSource source() const {
+    const ScaleSource &a = params_.scales[0], &b = params_.scales[1];
+    if constexpr (!S::C::kHasShift) return a;
+    // An index would make these slow loads; and nothing of them is kept through the loop.
+    const bool first = kept(threadIdx.x % 4) < 2;
+    return {first ? a.data : b.data, first ? a.stack_bytes : b.stack_bytes,
+            first ? a.n_bytes : b.n_bytes, first ? a.g_bytes : b.g_bytes,
+            first ? a.dtype : b.dtype};
+  }
+  __device__ __forceinline__ const char* row() const {
+    return source().row(s_, params_.row_of(tile_, row_of_lane<S>() + threadIdx.x % 2 * 8));
+  }
+  __device__ __forceinline__ uint32_t raw() const {
+    return (terms_ & ~127u) + S::kTermBytes + place_ + threadIdx.x % 32 * 16;
+  }
+
+  // What a lane brings of four pieces, of numbers of so many bytes: asked for, and as it has come.
+  template <int kSize>
+  __device__ __forceinline__ void ask() const {
+    if constexpr (kSize * kNumbers <= 4)
+      copy_first<4>(reinterpret_cast<void*>(__cvta_shared_to_generic(raw())), from_, 4);
+    else
+      copy_async<kSize * kNumbers>(raw(), from_);
+    commit_copies();
+  }
+  template <int kSize>
+  __device__ __forceinline__ void read(Dtype dtype, float (&to)[kNumbers]) const {
+    constexpr int kWords = (kSize * kNumbers + 3) / 4;
+    uint32_t words[kWords];
+    load_shared(raw(), words);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      if constexpr (kSize == 4)
+        to[i] = __uint_as_float(words[i]);
+      else if constexpr (kSize == 2)
+        to[i] = float_of_bits(words[i / 2] >> (i % 2 * 16), dtype);
+      else
+        to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
+    }
+  }
+  // By the bytes of a number.
+  template <typename Use>
+  __device__ __forceinline__ static void with_size(int size, Use&& use) {
+    if (size == 2)
+      use.template operator()<2>();
+    else if (size == 4)
+      use.template operator()<4>();
+    else
+      use.template operator()<1>();
+  }
+
+  // The terms of the four pieces that piece p of a box is the first of, or is in the same box.
+  __device__ __forceinline__ void make(int unit, int p) {
+    const Dtype dtype = source().dtype;
+    float mine[kNumbers];
+    const int number = (unit * S::kPieces + p) / 4 * 4;
+    if (from_ != nullptr) {
+      const int boxes = max(params_.deep, kUnits) * S::kPieces;  // to the first four of another one
+      const int further = p + 4 < S::kPieces ? 4 : boxes - (kUnits > 1 ? 0 : S::kPieces - 4);
+      const int size = source().g_bytes;
+      if (number + further <= params_.groups.last) from_ += further * size;  // or the same again
+      wait_copies<0>();
+      with_size(size, [&]<int kSize>() {
+        read<kSize>(dtype, mine);
+        place_ ^= S::kRawBytes;
+        ask<kSize>();
+      });
+    } else {
+      const char* at[kNumbers];
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        const int k = (number + first() + i) * (kQuadK / S::kQuadPieces);
+        at[i] = row() + params_.groups.of(k) * source().g_bytes;
+      }
+      if (is_wide(dtype)) {
+        uint32_t bits[kNumbers];  // all are asked for before the first is there
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) bits[i] = load_bits(at[i], dtype, 0);
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) mine[i] = float_of_bits(bits[i], dtype);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) mine[i] = number_at(at[i], dtype);
+      }
+    }
+    __syncwarp();  // all have read the terms before
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      if constexpr (S::C::kHasShift) {
+        const float scale = __shfl_sync(~0u, mine[i], threadIdx.x % 2, 4);
+        if (threadIdx.x % 4 >= 2) mine[i] = params_.shift.of(scale, mine[i]);
+        store_shared(terms_ + i * (32 * 4), mine[i]);
+      } else {
+        const uint32_t of_row = threadIdx.x % 4 / 2 * 8;  // lanes t and t + 2 have one place
+        store_shared(terms_ - of_row + (first() + i) * (32 * 4), mine[i]);
+      }
+    }
+    __syncwarp();
+  }
+};
+
+#endif
+
+}  // namespace jaxgemv::cuda::wgmma_tma
