@@ -59,7 +59,7 @@ def wgmma_tma(bits: int) -> list[Case]:
     """9 to 64 rows; rows of whole 16 bytes, groups of whole 32, or one scale a row, of any dtype.
 
     16, 32 and 64 columns, more than a CTA has; groups of warps and CTAs that share K; a box that ends in the middle.
-    Groups of 32 and 64, which are copied ahead, but where a row of them is no whole words; and others.
+    Groups of 32 and 64, whose scales are copied ahead where a row has whole fours of them; and others.
     """
     least = 128 // bits
     return [

@@ -95,6 +95,19 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
   return v;
 }
+// kCount = 1, 2 or 4 words.
+template <int kCount>
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[kCount]) {
+  if constexpr (kCount == 4) {
+    const uint4 v = load_shared16(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (kCount == 2) {
+    const float2 v = load_shared_pair(from);
+    to[0] = __float_as_uint(v.x), to[1] = __float_as_uint(v.y);
+  } else {
+    to[0] = *static_cast<const uint32_t*>(__cvta_shared_to_generic(from));
+  }
+}
 __device__ __forceinline__ uint16_t load_shared2(uint32_t from) {
   uint16_t v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");

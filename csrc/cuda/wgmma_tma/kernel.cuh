@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
   Sums<S> sums(base + S::kTable);
   if (threadIdx.x == 0) barriers.init(params.across);
   if constexpr (S::kHasTable)
-    C::make_table(params.codebook, max(Share(params).s, 0), base + S::kTable);
+    C::make_table(params.codebook, max(stack_entry(params.index, params.stack, blockIdx.y), 0),
+                  base + S::kTable);
   __syncthreads();
   {
     const Share own(params);

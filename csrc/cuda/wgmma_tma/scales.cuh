@@ -15,19 +15,6 @@ __device__ __forceinline__ int row_of_lane() {
   return S::kRuns ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
 }
 
-template <int kCount>
-__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[kCount]) {
-  if constexpr (kCount == 4) {
-    const uint4 v = load_shared16(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  } else if constexpr (kCount == 2) {
-    const float2 v = load_shared_pair(from);
-    to[0] = __float_as_uint(v.x), to[1] = __float_as_uint(v.y);
-  } else {
-    to[0] = *static_cast<const uint32_t*>(__cvta_shared_to_generic(from));
-  }
-}
-
 // A scale or a shift of any dtype.
 __device__ __forceinline__ float number_at(const char* at, Dtype dtype) {
   if (is_wide(dtype)) return float_of_bits(load_bits(at, dtype, 0), dtype);

@@ -56,7 +56,7 @@ struct Shape {
   // Of a warp: scales and shifts as they come, twice, and the terms that are made of them.
   static constexpr int kRawBytes = 32 * 16, kTermBytes = 32 * 16;
   static constexpr int kScaleBytes = 2 * kRawBytes + kTermBytes;
-  static constexpr int kTable = (kScales + kWarps * kScaleBytes + 127) & ~127;
+  static constexpr int kTable = kScales + kWarps * kScaleBytes;
   // The sums of a piece run beside the products of the next, where there are registers for both.
   static constexpr int kAccumulators = kColumns > 16 ? 1 : 2;
   static constexpr int shared_bytes(int across, int deep) {
