@@ -48,12 +48,12 @@ def kernels_text(backend: Backend, x: str, transposed: bool) -> str:
         if (kernel.x, kernel.transposed) == (x, transposed):
             widths[kernel.name][kernel.format].append(kernel.bits)
     return "; ".join(
-        f"{name}: {', '.join(_weights(format, sorted(bits)) for format, bits in formats.items())}"
+        f"{name}: {', '.join(weights_text(format, sorted(bits)) for format, bits in formats.items())}"
         for name, formats in widths.items()
     )
 
 
-def _weights(format: str, bits: list[int]) -> str:
+def weights_text(format: str, bits: list[int]) -> str:
     if format not in ("affine", "codebook"):
         return format
     kind = "int" if format == "affine" else "codebook"

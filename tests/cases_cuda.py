@@ -9,6 +9,8 @@ def stream(bits: int) -> list[Case]:
 
     Groups of a part of what a warp has of a row, and of several such parts.
     """
+    if bits not in (2, 4, 8):
+        return stream_rare(bits)
     least = 128 // bits
     small, middle, large = (64, 128, 256) if bits == 2 else (32, 64, 128)
     cases = [
@@ -39,6 +41,28 @@ def stream(bits: int) -> list[Case]:
     if bits == 2:
         cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
     return cases
+
+
+def stream_rare(bits: int) -> list[Case]:
+    """Up to two rows; one scale a row as one for a long group."""
+    least, small, middle = (64, 32, 64) if bits == 6 else (128, 128, 256) if bits == 1 else (128, 32, 64)
+    return [
+        Case(1, 17, least, "row", "mid", scale="float32"),
+        Case(1, 40, 1280, middle, "zero", bias=True),
+        Case(2, 33, 1536, 128, "offset"),
+        Case(2, 17, 1536, small, "zero", bytes=True),
+        Case(1, 48, 4096, middle, "fraction", scale="float16"),
+        Case(1, 31, 3 * 256 + least, 256, "zero", scale="float32"),  # a ragged group
+        Case(2, 24, 4096 + least, "row", "zero", scale="bfloat16"),
+        Case(2, 50, 1280 + least, "row", "integer", scale="float32"),
+        Case(1, 130, 4096, 512, "offset", bias=True),
+        Case(2, 70, 2 * 4096, 1024, "zero"),
+        Case(1, 33, 1536, small, "fraction", scale="float32"),
+        # 16-bit scales of an odd number of groups.
+        Case(1, 66, 13 * 128, 128, "zero", scale="bfloat16"),
+        Case(2, 18, 3 * 256, 256, "offset", scale="float16"),
+        Case(1, 24, 5 * 512, 512, "zero"),
+    ]
 
 
 def wgmma(bits: int) -> list[Case]:

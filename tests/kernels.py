@@ -41,8 +41,12 @@ class KernelParam(NamedTuple):
 
 
 def most_rows(kernel: KernelParam) -> int | None:
-    """Of x, where a kernel has a limit that depends on its type."""
-    return 1 if (kernel.name, kernel.x) == ("stream", "float32") else None
+    """Of x, where a kernel has a limit that depends on its type or on the width."""
+    if kernel.name != "stream":
+        return None
+    if kernel.x == "float32":
+        return 1
+    return 2 if kernel.format == "affine" and kernel.bits not in (2, 4, 8) else None
 
 
 # The same by XLA.

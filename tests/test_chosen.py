@@ -51,10 +51,14 @@ CHOSEN = [
     ("cuda", 4, "float32", Case(3, 16384, 2048, 128), "mma_any"),
     ("cuda", 3, "bfloat16", Case(3, 16384, 2048, 32), "mma_any"),
     ("cuda", 4, "bfloat16", Case(3, 999, 4099, "row"), "mma_any"),
-    ("cuda", 3, "bfloat16", Case(2, 8192, 4096, 32), "fma"),
+    ("cuda", 3, "bfloat16", Case(2, 8192, 4096, 32), "stream"),
+    ("cuda", 3, "bfloat16", Case(2, 8192, 4000, 32), "fma"),
     ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "fma"),
-    ("cuda", 6, "float32", Case(1, 8192, 1024, 64), "fma"),
+    ("cuda", 6, "float32", Case(1, 8192, 1024, 64), "stream"),
+    ("cuda", 6, "float32", Case(1, 8192, 1056, 32), "fma"),
     ("cuda", 6, "float32", Case(2, 16384, 2048, 64), "mma_any"),
+    ("cuda", 5, "bfloat16", Case(1, 1536, 1024, 128), "fma"),
+    ("cuda", 1, "float16", Case(1, 4096, 1024, "row", scale="float32"), "stream"),
     ("cuda", 4, "float32", Case(1, 1024, 4096, 128), "stream"),
     ("cuda", 4, "float32", Case(1, 1024, 4096, 96), "fma"),
     ("cuda", 4, "bfloat16", Case(1, 256, 1024, 128, "zero"), "fma"),
@@ -62,7 +66,8 @@ CHOSEN = [
     ("cuda", 4, "bfloat16", Case(2, 256, 1024, 128, "zero"), "direct"),
     ("cuda", 8, "float16", Case(64, 512, 512, "row"), "direct"),
     ("cuda", 5, "float32", Case(8, 2048, 1024, 64), "direct"),
-    ("cuda", 6, "bfloat16", Case(1, 8192, 1024, 256), "direct"),
+    ("cuda", 6, "bfloat16", Case(1, 8192, 1024, 256), "stream"),
+    ("cuda", 6, "bfloat16", Case(1, 8192, 1056, "row"), "direct"),
     ("cuda", 4, "bfloat16", Case(1, 256, 1000, 8), "simt"),
 ]
 CHOSEN_TRANSPOSED = [
@@ -81,6 +86,8 @@ CHOSEN_PARTS = [
     ("cuda", 4, "float16", Case(1, 8192, 1024, 128), "stream"),
     ("cuda", 8, "bfloat16", Case(4, 2048, 4096, 128), "stream"),
     ("cuda", 5, "bfloat16", Case(4, 4096, 1024, 128), "direct"),
+    ("cuda", 5, "bfloat16", Case(1, 4096, 4096, 64), "stream"),
+    ("cuda", 7, "float32", Case(1, 8192, 4096, "row", scale="float32"), "stream"),
     ("cuda", 5, "bfloat16", Case(4, 8192, 4096, 128), "mma_any"),
 ]
 CHOSEN_FORMATS = [

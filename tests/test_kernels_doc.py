@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kernels import FLOATS, ISAS, on
 
-from jaxgemv._config import kernels_text
+from jaxgemv._config import kernels_text, weights_text
 from jaxgemv._ffi import Backend, backends
 
 PAGE = Path(__file__).parent.parent / "docs/kernels.md"
@@ -44,10 +44,12 @@ def table() -> str:
         taken = {}
         for k in backend.kernels:
             x = ", int8 x" if k.x == "int8" else ""
-            taken.setdefault((f"{k.name} ({name}{x})", k.format), set()).add(k.operands)
-        for (kernel, format), operands in taken.items():
-            assert len(operands) == 1, f"{kernel} takes different operands for some widths or x: say which"
-            lines.append(f"| {kernel} | {format} | {', '.join(sorted(*operands))} |")
+            taken.setdefault((f"{k.name} ({name}{x})", k.format), {}).setdefault(k.operands, set()).add(k.bits)
+        for (kernel, format), widths in taken.items():
+            assert sum(map(len, widths.values())) == len(set().union(*widths.values())), f"{kernel}: say of which x"
+            for operands, bits in widths.items():
+                weights = format if len(widths) == 1 else weights_text(format, sorted(bits))
+                lines.append(f"| {kernel} | {weights} | {', '.join(sorted(operands))} |")
     return "\n".join(lines)
 
 

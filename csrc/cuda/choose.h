@@ -16,6 +16,11 @@ inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 // Of K codes that are no whole octets.
 constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
 
+// For which stream has kernels for one and two rows alone.
+constexpr bool has_rare_width(const Problem& problem) {
+  return has_integers(problem) && (problem.bits == 1 || 8 % problem.bits != 0);
+}
+
 constexpr bool has_groups_of_16(const Problem& problem) {
   return !has_one_group(problem) && problem.group % 32 != 0;
 }
@@ -119,6 +124,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
     {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
+    {"fma", 0, 1, 1, 2 << 20, all<has_rare_width, has_16_bit_x>},
+    {"stream", 0, 1, 2, kAnyRows, all<has_rare_width, has_codes<2>, has_many_tiles>},
     {"stream", 0, 1, 16, kAnyRows,
      all<none<has_integers>, has_columns<4096>, any<has_rows<448>, none<has_columns<8193>>>>,
      kOneByteScale},
@@ -146,6 +153,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 17, 32, 6 << 20, has_16_bit_x},
     {"direct", 0, 33, 64, 4 << 20, has_16_bit_x},
     {"direct", 0, 1, 8, 11 << 20},
+    {"direct", 0, 2, 2, 24 << 20, all<has_integers, has_small_groups>},
     {"direct", 0, 2, 8, 16 << 20, has_integers},
     {"wgmma_any", 0, 2, 8, kAnyRows, all<has_groups_of_16, has_codes<11>>},
     {"wgmma_any", 0, 6, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<16>>},

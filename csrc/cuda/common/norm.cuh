@@ -44,6 +44,7 @@ struct NormValues {
 struct StagedNorm {
   uint8_t* data;
   Dtype dtype;
+  bool is_one = false;  // where a kernel with a norm is called without one
 
   // Asks for so many bytes, kMost at most, all lanes together.
   template <int kMost>
@@ -58,6 +59,12 @@ struct StagedNorm {
   __device__ __forceinline__ void load_octet(float (&to)[8], int k) const {
     const auto from = reinterpret_cast<const uint4*>(data + k * size_of(dtype));
     get_octet({from[0], dtype == Dtype::kF32 ? from[1] : uint4{}}, dtype, to);
+  }
+  __device__ __forceinline__ float of(int k) const {
+    const uint8_t* const from = data + k * size_of(dtype);
+    return dtype == Dtype::kF32
+               ? *reinterpret_cast<const float*>(from)
+               : float_of_bits(*reinterpret_cast<const unsigned short*>(from), dtype);
   }
 };
 

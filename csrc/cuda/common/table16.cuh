@@ -96,7 +96,8 @@ class Table16 {
 template <>
 struct Codes<Format::kCodebook, 4, int8_t> : Table16 {
   using Table16::Table16;
-  static constexpr int kSteps = 2, kSums = kPlanes, kParts = 2;  // whose products add up
+  static constexpr int kSteps = 2, kSums = kPlanes, kUp = 0, kParts = 2;  // whose products add up
+  static constexpr bool kSumsByStep = false;
   static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
   static __device__ constexpr int start(int) { return kMagic; }
   __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step, int part) const {

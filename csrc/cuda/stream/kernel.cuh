@@ -27,20 +27,23 @@ namespace jaxgemv::cuda {
 namespace stream {
 
 // A warp's span of a row, and how many warps have registers enough for their x.
-template <Format kFormat, int kBits, int kRows, Scales kScales, int kLaneWords, Parts kParts>
+template <Format kFormat, int kBits, int kRows, Scales kScales, int kUnits, Parts kParts>
 struct SpanShape {
   // Many rows of x with a norm have twice the operands.
   static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
   // With 8-bit codes, 256 bytes are two groups of 128. With 4-bit ones they are faster for one row
   // of x, and slower for two (H200). Tables take registers.
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
-  static constexpr int kSpanBytes =
-      kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256 : 128;
-  // For 1, 2 and 4 words a lane: the warps that share 64 K registers without spilling any, on any
+  // Of rare widths blocks of 512 codes, or of 256 where they are many small ones.
+  static constexpr int kSpanBytes = is_rare(kBits) ? (kUnits == 4 ? 64 : 32) * kBits
+                                    : kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256
+                                                                                            : 128;
+  // For 1, 2 and 4 units a lane: the warps that share 64 K registers without spilling any, on any
   // architecture (but four bytes on sm_80 of e8m0 with a norm, and on sm_120 of groups of 64: int2, and int4
-  // with a norm; and eight on sm_100 of int8 in groups). Fewer words are more blocks and sums.
+  // with a norm; and eight on sm_100 of int8 in groups). Fewer units are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
+    if (is_rare(kBits)) return {16, 16, 16};
     if (go_into_operand(kScales)) return kRows <= 8 ? std::array{16, 16, 16} : std::array{8, 8, 8};
     if (kRows <= 2 && kIsTable) return {16, 16, 16};
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
@@ -50,10 +53,10 @@ struct SpanShape {
     if (kBits != 4 || kTwice) return {8, 8, 8};
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
-  static constexpr int kMaxWarps = warps()[kLaneWords / 2];
+  static constexpr int kMaxWarps = warps()[kUnits / 2];
   // Whether a span's scales may begin inside of a word: the widest blocks have the large groups, and kernels
   // for one row of x no register for it.
-  static constexpr bool kMayBeginInWord = kRows > 1 && kLaneWords == (kIsTable ? 2 : 4);
+  static constexpr bool kMayBeginInWord = kRows > 1 && kUnits == (kIsTable ? 2 : 4);
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
   // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
   static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
@@ -63,37 +66,34 @@ struct SpanShape {
 // with them. Codes of integers are exact in x's type, whichever it is; others, and x * norm, are fp16.
 struct AnyX {};
 template <typename C, typename Element, typename X, int kRows, Scales kScales, int kSpanBytes,
-          int kLaneWords, Parts kParts>
+          int kUnits, Parts kParts>
 using PairsSpan = std::conditional_t<
-    kParts == Parts::kNormAndEpilogue, XNormed<C, X, kRows, kSpanBytes, kLaneWords>,
-    XPairs<C, Element, X, kRows, kSpanBytes, kLaneWords, kScales == Scales::kByHalf>>;
+    kParts == Parts::kNormAndEpilogue, XNormed<C, X, kRows, kSpanBytes, kUnits>,
+    XPairs<C, Element, X, kRows, kSpanBytes, kUnits, kScales == Scales::kByHalf>>;
 template <Format kFormat, typename X, Parts kParts>
 using ElementOf =
     std::conditional_t<kFormat == Format::kAffine && kParts != Parts::kNormAndEpilogue, X, __half>;
 template <Format kFormat, int kBits, typename X, int kRows, Scales kScales, int kSpanBytes,
-          int kLaneWords, Parts kParts, typename Element = ElementOf<kFormat, X, kParts>>
+          int kUnits, Parts kParts, typename Element = ElementOf<kFormat, X, kParts>>
 using Span = std::conditional_t<
     go_into_operand(kScales),
-    PairsSpan<ScaledCodes, __half, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>,
+    PairsSpan<ScaledCodes, __half, X, kRows, kScales, kSpanBytes, kUnits, kParts>,
     std::conditional_t<kRows <= 2,
-                       XInt8<kFormat, kBits, kRows, kSpanBytes, kLaneWords,
+                       XInt8<kFormat, kBits, kRows, kSpanBytes, kUnits,
                              kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
                        PairsSpan<Codes<kFormat, kBits, Element>, Element, X, kRows, kScales,
-                                 kSpanBytes, kLaneWords, kParts>>>;
+                                 kSpanBytes, kUnits, kParts>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
-template <Scales kScales, int kSpanBytes, int kLaneWords, typename Term, typename Span>
+template <Scales kScales, typename Rows, typename Term, typename Span>
 __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* terms, const Span& xs,
                                          float (&y)[Span::kResults]) {
   constexpr int kParts = kScales == Scales::kByHalf ? 2 : 1;  // of a block
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int g = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < Span::kBlocks; ++i) {
-    uint32_t w[2][kLaneWords];
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      load_shared<kLaneWords>(
-          w[r], weights + (g + 8 * r) * kSpanBytes + ((i * 4 + t) * 4 * kLaneWords ^ g % 2 * 64));
+    typename Span::Units w;
+    Rows::load(w, weights, i);
     float v[Span::kResults];
     xs.template dot<kScales != Scales::kByRow>(w, i, v);
     if (kScales != Scales::kByRow && i == 0) __syncwarp();  // for the terms, as late as possible
@@ -115,18 +115,18 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* ter
 
 // kMTiles: the rows of x may be more than kRows.
 template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
-          int kLaneWords, Parts kParts>
+          int kUnits, Parts kParts>
 __global__ void __launch_bounds__(
-    SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>::kMaxWarps * 32, 1)
+    SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts>::kMaxWarps * 32, 1)
     gemv_stream(const Params params) {
-  using Shape = SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
+  using Shape = SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts>;
   constexpr int kSpanBytes = Shape::kSpanBytes;
+  using Rows = SpanRows<kBits, kSpanBytes, kUnits>;
   constexpr bool kHasShift = kFormat == Format::kAffine;
-  using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
+  using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kUnits, kParts>;
   constexpr int kStages = Shape::kStages;
-  using Memory = WarpMemory<kFormat, kScales, kSpanBytes, Span::kBlocks, kStages>;
-  using Copies = Pipeline<kFormat, kScales, kSpanBytes, Span::kBlocks, kParts, kStages,
-                          Shape::kMayBeginInWord>;
+  using Memory = WarpMemory<kFormat, kScales, Rows, kStages>;
+  using Copies = Pipeline<kFormat, kScales, Rows, kParts, kStages, Shape::kMayBeginInWord>;
   // Others than integers have a factor for all shifts, which is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(
   const bool exists = s < params.stack;
   // Of a slice: the first k of this warp's span, and norm from there on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
-  const StagedNorm norm{x + rows() * Span::kRowBytes, params.norm_dtype};
+  const StagedNorm norm{x + rows() * Span::kRowBytes, params.norm_dtype,
+                        is_rare(kBits) && params.norm == nullptr};
   const auto ask_norm = [&](int slice) {
     if constexpr (kNormed) {
       const int first = (slice * warps + warp) * params.norm_bytes;
@@ -297,8 +298,7 @@ __global__ void __launch_bounds__(
           if constexpr (go_into_operand(kScales)) {
             const int blocks = ceil_div(params.K - first_k(slice), Span::kSpanK / Span::kBlocks);
             const auto with = [&](const auto& decoder) {
-              multiply_scaled<kScales, kSpanBytes, kLaneWords>(decoder, weights, scales, blocks,
-                                                               window, xs, y);
+              multiply_scaled<kScales, Rows>(decoder, weights, scales, blocks, window, xs, y);
             };
             if (xs.codes.is_e2m1())
               with(E2M1Decoder{});
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(
           } else {
             if constexpr (kByBlock)
               make_terms<kScales, kBits, Span::kBlocks>(params, before, scales, xs.codes, terms);
-            multiply<kScales, kSpanBytes, kLaneWords>(weights, terms, xs, y);
+            multiply<kScales, Rows>(weights, terms, xs, y);
           }
           __syncwarp();
           xs.add(to, column_size, rows(), slice > 0, y, true);
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(
         sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
       }
       if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
-      if constexpr (kNormed) {
+      if (kNormed && !norm.is_one) {
         sum.x *= norm_factor(squares.x, params.K, params.eps);
         sum.y *= norm_factor(squares.y, params.K, params.eps);
       }

@@ -14,10 +14,12 @@ struct Stream {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
   static constexpr bool kInParts = std::is_same_v<X, float>;
+  // With no kernels of their own for one scale a row, and for an epilogue without a norm.
+  static constexpr bool kIsRare = stream::is_rare(kBits);
   // That share a read of the weights.
-  static constexpr int kMaxRows = kInParts ? 1 : kBits == 2 ? 8 : 16;
-  // Of a format that is rare there are the plain kernels alone: all together are much of a wheel's bytes.
-  static constexpr bool kHasParts = kFormat != Format::kE5M2;
+  static constexpr int kMaxRows = kInParts ? 1 : kIsRare ? 2 : kBits == 2 ? 8 : 16;
+  // Of what is very rare there are the plain kernels alone: all together are much of a wheel's bytes.
+  static constexpr bool kHasParts = kFormat != Format::kE5M2 && kBits > 1;
   static constexpr KernelInfo kInfo{
       "stream",
       kFormat,
@@ -26,7 +28,7 @@ struct Stream {
       kMaxRows,
       with_format(
           (kHasParts ? kEpilogueOperands | OperandSet::of(Operand::kNorm) : kProductOperands) |
-              OperandSet::of(Operand::kOneByteScale),
+              (kIsRare ? OperandSet{} : OperandSet::of(Operand::kOneByteScale)),
           kFormat)};
 
   // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
@@ -40,22 +42,20 @@ struct Stream {
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
     const Call call{problem, operands, device, stream, find_scales(problem, operands)};
-    const auto run_blocks = [&]<int kLaneWords>(std::integral_constant<int, kLaneWords>) {
-      return run_parts<Scales::kByBlock, kLaneWords>(call);
-    };
     const Scales scales = call.found.scales;
+    const int units = call.found.lane_units;
     if constexpr (kIsTable) {
       if (scales == Scales::kE8M0) return run_parts<Scales::kE8M0, 4>(call);
       if (scales == Scales::kE4M3) return run_parts<Scales::kE4M3, 4>(call);
       if (scales == Scales::kByHalf) return run_parts<Scales::kByHalf, 1>(call);
     }
-    if (scales == Scales::kByRow) return run_parts<Scales::kByRow, 4>(call);
-    const int lane_words = call.found.lane_words;
-    if constexpr (kBits < 8)
-      if (lane_words == 1) return run_blocks(std::integral_constant<int, 1>{});
-    if constexpr (!kIsTable)
-      if (lane_words == 4) return run_blocks(std::integral_constant<int, 4>{});
-    return run_blocks(std::integral_constant<int, 2>{});
+    if constexpr (!kIsRare)
+      if (scales == Scales::kByRow) return run_parts<Scales::kByRow, 4>(call);
+    if constexpr (has_units(2))
+      if (units == 2) return run_parts<Scales::kByBlock, 2>(call);
+    if constexpr (has_units(1))
+      if (units == 1) return run_parts<Scales::kByBlock, 1>(call);
+    return run_parts<Scales::kByBlock, has_units(4) ? 4 : 2>(call);
   }
 
  private:
@@ -66,9 +66,17 @@ struct Stream {
   static constexpr bool kHasBytes = kHasShift || kIsTable;  // XInt8, for one and two rows
   static constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
 
+  // A lane's shares of a block that there are kernels for; it has 16 bytes of x or more. Of tables four words are
+  // left out: their groups are mostly of 64 or less.
+  static constexpr bool has_units(int lane_units) {
+    if (kIsTable) return lane_units < 4;
+    if (kBits == 1) return lane_units == 4;
+    return kBits == 8 ? lane_units > 1 : !kIsRare || lane_units != 2;
+  }
+
   // Blocks of one word a lane are too many for more rows.
-  static constexpr int max_rows(int lane_words) {
-    return lane_words == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
+  static constexpr int max_rows(int lane_units) {
+    return lane_units == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
   }
 
   // Whether there are kernels with parts: tables with scales that are rare have none.
@@ -81,15 +89,15 @@ struct Stream {
   }
 
   // Rows of x that share a read with a norm, where there are more than two: as registers allow.
-  template <Scales kScales, int kLaneWords>
+  template <Scales kScales, int kUnits>
   static constexpr int kNormedRows =
-      (kBits == 4 && !stream::go_into_operand(kScales) ? 8 : 4) / (kLaneWords > 1 ? 1 : 2);
+      (kBits == 4 && !stream::go_into_operand(kScales) ? 8 : 4) / (kUnits > 1 ? 1 : 2);
 
-  // lane_words: a lane's share of a block, of which a group is 2^group_log.
+  // lane_units: a lane's share of a block, of which a group is 2^group_log.
   struct Found {
     bool found = false;
     Scales scales = Scales::kByRow;
-    int lane_words = 0, group_log = 0;
+    int lane_units = 0, group_log = 0;
     bool odd_rows = false;  // begin in the middle of a word of scales
   };
 
@@ -101,21 +109,23 @@ struct Stream {
     Found found;
   };
 
-  // Whether there is a kernel for odd rows of scales: for two groups of a span or more.
-  static constexpr bool may_be_odd(int lane_words, int group_log) {
-    constexpr int kLaneWords = kIsTable ? 2 : 4;
-    using Shape = stream::SpanShape<kFormat, kBits, 2, Scales::kByBlock, kLaneWords, Parts::kNone>;
+  // Whether there is a kernel for odd rows of scales: of common widths for two groups of a span or more.
+  static constexpr bool may_be_odd(int lane_units, int group_log) {
+    constexpr int kUnits = has_units(4) ? 4 : 2;
+    using Shape = stream::SpanShape<kFormat, kBits, 2, Scales::kByBlock, kUnits, Parts::kNone>;
     static_assert(Shape::kMayBeginInWord);
-    return lane_words == kLaneWords && Shape::kSpanBytes / (16 * kLaneWords) >> group_log >= 2;
+    const int blocks = stream::SpanRows<kBits, Shape::kSpanBytes, kUnits>::kBlocks;
+    return lane_units == kUnits && (kIsRare || blocks >> group_log >= 2);
   }
 
   static Found find_scales(const Problem& problem, const Operands& operands) {
     const Param &scale = operands.scale, &shift = operands.shift;
-    if (scale.g_stride == 0 && shift.g_stride == 0) return {true};
+    const bool has_one = scale.g_stride == 0 && shift.g_stride == 0;
+    if (has_one && !kIsRare) return {true};
     const int size = size_of(scale.dtype);
     const auto suits = [&](const Param& p) {
-      return size_of(p.dtype) == size && p.g_stride == 1 && p.stack_stride * size % 4 == 0 &&
-             is_aligned(p.data, 4);
+      return size_of(p.dtype) == size && (has_one ? p.n_stride == 1 : p.g_stride == 1) &&
+             p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
     };
     // Rows of 16-bit scales may be no whole words, if tiles, of a gated activation in both halves, can begin
     // with even ones.
@@ -124,16 +134,14 @@ struct Stream {
     if ((kHasShift && size == 1) || !suits(scale) || !suits(shift) ||
         scale.n_stride != shift.n_stride || problem.N * scale.n_stride * size >= Index{1} << 31)
       return {};
-    // Of tables four words a lane are left out: their groups are mostly of 64 or less.
-    for (const int lane_words : {4, 2, 1}) {
-      if (kIsTable && lane_words == 4) continue;
-      if (lane_words * 32 / kBits < 8) break;  // a lane has 16 bytes of x or more
-      const Index block = lane_words * 128 / kBits;
-      for (int log = 0; block << log <= problem.group; ++log)
-        if (problem.group == block << log) {
+    for (const int lane_units : {4, 2, 1}) {
+      if (!has_units(lane_units)) continue;
+      const Index block = lane_units * 32 * stream::Unit<kBits, 1>::kBytes / kBits;
+      for (int log = 0; has_one || block << log <= problem.group; ++log)
+        if (has_one ? block << log >= problem.K : block << log == problem.group) {
           const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
-          if (odd && !may_be_odd(lane_words, log)) return {};
-          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_words, log, odd};
+          if (odd && !may_be_odd(lane_units, log)) return {};
+          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_units, log, odd};
         }
     }
     if (kIsTable && problem.group == 64 / kBits && size < 4 && !odd)
@@ -151,82 +159,84 @@ struct Stream {
   static Index most_rows(const Problem& problem, const Operands& operands, const Found& found) {
     if (!found.found) return 0;
     const bool normed = operands.norm.data != nullptr;
-    const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_words);
-    if (kHasShift || !(normed || has_epilogue(problem, operands))) return most;
+    const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);
+    if (!(normed || has_epilogue(problem, operands))) return most;
     if (!has_parts(found.scales)) return 0;
+    if (kHasShift) return most;
     return normed ? 8 : epilogue_rows(found.scales);
   }
 
   // Scales of one byte are part of the kernels of integers that have parts.
-  template <Scales kScales, int kLaneWords>
+  template <Scales kScales, int kUnits>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
     if constexpr (has_parts(kScales)) {
       if (operands.norm.data != nullptr)
-        return run_rows<kScales, kLaneWords, Parts::kNormAndEpilogue>(call);
-      if (has_epilogue(problem, operands))
-        return run_rows<kScales, kLaneWords, Parts::kEpilogue>(call);
+        return run_rows<kScales, kUnits, Parts::kNormAndEpilogue>(call);
+      constexpr auto kEpilogue = kIsRare ? Parts::kNormAndEpilogue : Parts::kEpilogue;
+      if (has_epilogue(problem, operands)) return run_rows<kScales, kUnits, kEpilogue>(call);
     }
-    return run_rows<kScales, kLaneWords, Parts::kNone>(call);
+    return run_rows<kScales, kUnits, Parts::kNone>(call);
   }
 
   // One row of float32 is two of bytes.
-  template <Scales kScales, int kLaneWords, Parts kParts>
-    requires(kInParts)
+  template <Scales kScales, int kUnits, Parts kParts>
+    requires(kInParts || kIsRare)
   static cudaError_t run_rows(const Call& call) {
-    return launch<2, kScales, kLaneWords, kParts>(call);
+    return launch<2, kScales, kUnits, kParts>(call);
   }
 
-  template <Scales kScales, int kLaneWords, Parts kParts>
-    requires(!kInParts)
+  template <Scales kScales, int kUnits, Parts kParts>
+    requires(!kInParts && !kIsRare)
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
     constexpr int kMost =
         kScales == Scales::kByHalf
             ? 8
-            : std::min(max_rows(kLaneWords),
+            : std::min(max_rows(kUnits),
                        kParts == Parts::kEpilogue ? epilogue_rows(kScales) : kMaxRows);
     if constexpr (kHasBytes && !stream::go_into_operand(kScales)) {
       // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
-      using One = stream::SpanShape<kFormat, kBits, kOne, kScales, kLaneWords, kParts>;
-      const int blocks = One::kSpanBytes / (16 * kLaneWords);
+      using One = stream::SpanShape<kFormat, kBits, kOne, kScales, kUnits, kParts>;
+      const int blocks = stream::SpanRows<kBits, One::kSpanBytes, kUnits>::kBlocks;
       const bool begins_in_word = kScales == Scales::kByBlock &&
                                   size_of(call.operands.scale.dtype) == 2 &&
                                   (call.found.odd_rows || blocks >> call.found.group_log < 2);
       if (M == 1 && (One::kMayBeginInWord || !begins_in_word))
-        return launch<kOne, kScales, kLaneWords, kParts>(call);
+        return launch<kOne, kScales, kUnits, kParts>(call);
       if constexpr (kMost == 2)
-        return launch<2, kScales, kLaneWords, kParts>(call);
+        return launch<2, kScales, kUnits, kParts>(call);
       else if constexpr (!kHalves)
-        if (M <= 2) return launch<2, kScales, kLaneWords, kParts>(call);
+        if (M <= 2) return launch<2, kScales, kUnits, kParts>(call);
     }
     if constexpr (kParts == Parts::kNormAndEpilogue) {
-      return launch<kNormedRows<kScales, kLaneWords>, kScales, kLaneWords, kParts>(call);
+      return launch<kNormedRows<kScales, kUnits>, kScales, kUnits, kParts>(call);
     } else if constexpr (kMost > 2) {
-      if (M <= 8 || kMost == 8) return launch<8, kScales, kLaneWords, kParts>(call);
-      return launch<kMost, kScales, kLaneWords, kParts>(call);
+      if (M <= 8 || kMost == 8) return launch<8, kScales, kUnits, kParts>(call);
+      return launch<kMost, kScales, kUnits, kParts>(call);
     }
   }
 
-  template <int kRows, Scales kScales, int kLaneWords, Parts kParts>
+  template <int kRows, Scales kScales, int kUnits, Parts kParts>
   static cudaError_t launch(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kLaneWords, kParts>;
-    constexpr int kSpanBytes = Shape::kSpanBytes, kBlocks = kSpanBytes / (16 * kLaneWords);
-    constexpr int kRingBytes =
-        stream::WarpMemory<kFormat, kScales, kSpanBytes, kBlocks, Shape::kStages>::kBytes;
-    using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kLaneWords, kParts>;
+    using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts>;
+    constexpr int kSpanBytes = Shape::kSpanBytes;
+    using Rows = stream::SpanRows<kBits, kSpanBytes, kUnits>;
+    constexpr int kBlocks = Rows::kBlocks;
+    constexpr int kRingBytes = stream::WarpMemory<kFormat, kScales, Rows, Shape::kStages>::kBytes;
+    using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kUnits, kParts>;
     constexpr bool kMTiles =
         kParts == Parts::kNormAndEpilogue
-            ? kRows == kNormedRows<kScales, kLaneWords>
+            ? !kIsRare && kRows == kNormedRows<kScales, kUnits>
             : kRows == 8 && (kMostRows > kMaxRows || kScales == Scales::kByHalf);
     // The kernels with bytes of x are the same for all types of it.
     constexpr bool kIsAnyX = kHasBytes && kRows <= 2 && !stream::go_into_operand(kScales);
     const auto kernel =
         stream::gemv_stream<kFormat, kBits, std::conditional_t<kIsAnyX, stream::AnyX, X>, kRows,
-                            kMTiles, kScales, kLaneWords, kParts>;
+                            kMTiles, kScales, kUnits, kParts>;
 
     stream::Params params{};
     params.packed = operands.packed, params.index = operands.index;

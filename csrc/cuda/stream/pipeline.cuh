@@ -5,10 +5,10 @@
 #include "../common/affine.cuh"
 #include "../common/epilogue.cuh"
 #include "../common/ptx.cuh"
+#include "rows.cuh"
 
 namespace jaxgemv::cuda::stream {
 
-constexpr int kTileN = 16;
 // How scale and shift lie: one for each row of the weights; or for each group of a power of two of blocks,
 // in rows of whole words; or scales alone for each half of a block. Or those of tables that go into the
 // operand: e8m0 for each 32 codes, e4m3 for each 16.
@@ -90,21 +90,22 @@ __device__ __forceinline__ int scales_before(const Params& params, int span, int
 }
 
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
-// after slice of a block of tiles. The halves of each 128 bytes of odd rows change places, so that
-// the lanes that later read two rows at once find them in different banks.
-template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, Parts kParts, int kStages,
+// after slice of a block of tiles.
+template <Format kFormat, Scales kScales, typename Rows, Parts kParts, int kStages,
           bool kMayBeginInWord = false>
 struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
-  static constexpr int kWeightBytes = kTileN * kSpanBytes;
+  static constexpr int kSpanBytes = Rows::kBytes, kBlocks = Rows::kBlocks;
+  static constexpr int kWeightBytes = kTileN * Rows::kRowBytes;
   static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0
                                      : go_into_operand(kScales)
                                          ? kTileN * operand_scale_bytes(kScales)
                                          : kTileN * (kHasShift ? 8 : 4) * kBlocks;
   static constexpr int kCopiesOfScales = go_into_operand(kScales) ? kScaleBytes / 128 : kBlocks / 2;
-  static constexpr int kBytes = kWeightBytes + kScaleBytes;            // of a stage
-  static constexpr int kLanes = kSpanBytes / 16, kRows = 32 / kLanes;  // of a copy of weights
+  static constexpr int kBytes = kWeightBytes + kScaleBytes;  // of a stage
+  // Of a copy of weights: lanes for a row, of which some may have no piece of it, and rows.
+  static constexpr int kLanes = std::bit_ceil(unsigned{Rows::kPieces}), kRows = 32 / kLanes;
   const Params& params;
   const Tiling<kParts> tiling;
   uint8_t* const ring;
@@ -125,10 +126,11 @@ struct Pipeline {
         left(tiles) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = lane / kLanes, piece = lane % kLanes;
-    to = ring + row * kSpanBytes + (piece ^ (row % 2 * 4)) * 16;
+    to = ring + Rows::place(row, piece * 16);
     offset = warp * kSpanBytes + piece * 16;
     from = params.packed + ((first_row + row) * Index{params.row_bytes} + offset);
     from += s * params.packed_stack_stride;
+    if (piece >= Rows::kPieces) offset = 1 << 30;  // as if past the end of the row
     if constexpr (kScales != Scales::kByRow) {
       // In a span of a row, first the words of its scales, then those of its shifts.
       const Param& param = kHasShift && lane >> params.words_log & 1 ? params.shift : params.scale;
@@ -149,7 +151,7 @@ struct Pipeline {
       if (!kAnyIsFinite || offset < params.row_bytes)
 #pragma unroll
         for (int i = 0; i < kTileN / kRows; ++i) {
-          uint8_t* const piece = to + stage + i * kRows * kSpanBytes;
+          uint8_t* const piece = to + stage + i * kRows * Rows::kRowBytes;
           const uint8_t* const source = from + i * kRows * Index{params.row_bytes} +
                                         (i * kRows < kTileN / 2 ? 0 : tiling.extra_bytes());
           if (kAnyIsFinite)
@@ -222,12 +224,12 @@ struct Pipeline {
 
 // Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
 // staged of x, and then their partial sums.
-template <Format kFormat, Scales kScales, int kSpanBytes, int kBlocks, int kStages>
+template <Format kFormat, Scales kScales, typename Rows, int kStages>
 struct WarpMemory {
   static constexpr int kTerms =
-      kStages * Pipeline<kFormat, kScales, kSpanBytes, kBlocks, Parts::kNone, kStages>::kBytes;
+      kStages * Pipeline<kFormat, kScales, Rows, Parts::kNone, kStages>::kBytes;
   static constexpr bool kHasTerms = kScales != Scales::kByRow && !go_into_operand(kScales);
-  static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * kBlocks * 8 : 0);
+  static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * Rows::kBlocks * 8 : 0);
 };
 
 // A scale or shift of 16 or 32 bits in a word, `at` bytes behind the first of its row. Without branches,
@@ -262,17 +264,17 @@ __device__ __forceinline__ void make_terms(const Params& params, int before, con
 template <Scales kScales, int kBits, int kBlocks, typename Codes>
 __device__ __forceinline__ void make_terms(const Params& params, int before, const uint8_t* scales,
                                            const Codes& codes, float* terms) {
-  constexpr int kUnits = kBlocks * (kScales == Scales::kByHalf ? 2 : 1);
-  const int lane = threadIdx.x % 32, log = kUnits > kBlocks ? 0 : params.group_log;
+  constexpr int kGroups = kBlocks * (kScales == Scales::kByHalf ? 2 : 1);
+  const int lane = threadIdx.x % 32, log = kGroups > kBlocks ? 0 : params.group_log;
   const int row_bytes = 4 << params.words_log;
-  const int at = (lane % kUnits >> log << params.scale_log) + before;
-  const uint8_t* const row = scales + lane / kUnits * row_bytes;
+  const int at = (lane % kGroups >> log << params.scale_log) + before;
+  const uint8_t* const row = scales + lane / kGroups * row_bytes;
   const Dtype dtype = params.scale.dtype;
   const auto make = [&](auto&& value) {
     const float unit = codes.unit();
 #pragma unroll
-    for (int i = 0; i < kTileN * kUnits / 32; ++i)
-      terms[lane + 32 * i] = value(row + 32 / kUnits * i * row_bytes) * unit;
+    for (int i = 0; i < kTileN * kGroups / 32; ++i)
+      terms[lane + 32 * i] = value(row + 32 / kGroups * i * row_bytes) * unit;
   };
   if (params.scale_log == 0) [[unlikely]]
     return make([&](const uint8_t* of_row) { return float_of_byte(of_row[at], dtype); });

@@ -124,23 +124,18 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
 };
 
 // A tile times a span of x.
-template <Scales kScales, int kSpanBytes, int kLaneWords, typename Decoder, typename Span>
+template <Scales kScales, typename Rows, typename Decoder, typename Span>
 __device__ __forceinline__ void multiply_scaled(const Decoder& codes, const uint8_t* weights,
                                                 const uint8_t* scales, int blocks, Window& window,
                                                 const Span& xs, float (&y)[Span::kResults]) {
-  static_assert(kLaneWords == 4);  // 32 codes
-  const int g = lane_id() / 4, t = lane_id() % 4;
   OperandScales<kScales, Decoder, Span::kBlocks> of(scales, blocks, window);
   do {
     of.begin();
     float sums[Span::kResults / 4][2][4] = {};
 #pragma unroll
     for (int i = 0; i < Span::kBlocks; ++i) {
-      uint32_t w[2][kLaneWords];
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        load_shared<kLaneWords>(
-            w[r], weights + (g + 8 * r) * kSpanBytes + ((i * 4 + t) * 4 * kLaneWords ^ g % 2 * 64));
+      uint32_t w[2][4];  // 32 codes of a row
+      Rows::load(w, weights, i);
       xs.add_products(
           [&](int r, int j, int step, int half) {
             return codes.product(w[r][j], step, half, of.scale(r, i, j));

@@ -7,7 +7,8 @@
 // becomes fixed point once more, so that elements down to 2^-38 are exact.
 //
 // Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
-// out of the product. An 8-bit word is ready as it is. Those of tables take a few operations each four.
+// out of the product. An 8-bit word is ready as it is. Those of tables and of widths that do not divide a
+// byte take a few operations each four.
 //
 // Where two groups share a block, x of the second is in the columns of a second row, alone.
 //
@@ -16,22 +17,26 @@
 
 #include "../common/norm.cuh"
 #include "../common/table16.cuh"
+#include "rows.cuh"
 #include "x_pairs.cuh"
 
 namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows of 16-bit x, one or two; one where blocks have two groups. Or one of float32, if
 // kMayBeInParts.
-template <Format kFormat, int kBits, int kMaxRows, int kSpanBytes, int kLaneWords, bool kNormed,
+template <Format kFormat, int kBits, int kMaxRows, int kSpanBytes, int kUnits, bool kNormed,
           bool kHalves>
 class XInt8 {
-  using C = Codes<kFormat, kBits, int8_t>;
+  static constexpr bool kIsRun = Unit<kBits, kUnits>::kIsRun;
+  using C = std::conditional_t<kIsRun, RunCodes<kBits>, Codes<kFormat, kBits, int8_t>>;
   static_assert(kMaxRows == 1 || !kHalves);
 
  public:
+  using Units = typename Unit<kBits, kUnits>::Share[2];  // of two rows of the weights
   static constexpr bool kHasSums = true;
   C codes;
-  static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords), kSpanK = kSpanBytes * 8 / kBits;
+  static constexpr int kBlocks = SpanRows<kBits, kSpanBytes, kUnits>::kBlocks,
+                       kSpanK = kSpanBytes * 8 / kBits;
   static constexpr int kRows = kMaxRows, kRowsAColumn = 1;
   static constexpr int kRowBytes = 4 * kSpanK;  // of shared memory
   // Results of a lane: e is row g + 8 e of the weights, row t / 2 of x, for half of its bytes.
@@ -79,7 +84,7 @@ class XInt8 {
       const bool is_mine = m == 0 || t >= 2;
       if (is_mine) {
         squares = row.squares;
-        worth[0] = row.power * (t % 2 ? 65536.f : 1.f);
+        worth[0] = row.power * (t % 2 ? 65536.f : 1.f) / (1 << C::kUp);
         worth[1] = worth[0] * 256;
       }
       // Neighbouring lanes have a block's x, or a half's. The lane of the lowest bytes keeps the sum.
@@ -112,27 +117,34 @@ class XInt8 {
   // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
   // scale.
   template <bool kByBlock>
-  __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
-                                      float (&v)[kResults]) const {
+  __device__ __forceinline__ void dot(const Units& w, int i, float (&v)[kResults]) const {
     int sums[C::kSums][4];
 #pragma unroll
     for (int e = 0; e < 4 * C::kSums; ++e) sums[e / 4][e % 4] = C::start(e / 4);
-    if constexpr (kIsTable) {  // an mma takes both steps of a word, of a plane
+    if constexpr (!C::kSumsByStep) {  // an mma takes two steps of a unit, of a plane
 #pragma unroll
-      for (int j = 0; j < kLaneWords; ++j)
+      for (int j = 0; j < kShares; ++j)
 #pragma unroll
-        for (int part = 0; part < C::kParts; ++part)
+        for (int step = 0; step < kSteps; step += 2)
 #pragma unroll
-          for (int plane = 0; plane < C::kPlanes; ++plane)
-            mma_bytes(sums[plane], codes.quad(w[0][j], plane, 0, part),
-                      codes.quad(w[1][j], plane, 0, part), codes.quad(w[0][j], plane, 1, part),
-                      codes.quad(w[1][j], plane, 1, part), b[i][j][0], b[i][j][1]);
+          for (int part = 0; part < C::kParts; ++part)
+#pragma unroll
+            for (int plane = 0; plane < C::kPlanes; ++plane) {
+              const auto quad = [&](int r, int next) {
+                if constexpr (kIsRun)
+                  return C::quad(w[r], step + next);
+                else
+                  return codes.quad(w[r][j], plane, step + next, part);
+              };
+              mma_bytes(sums[plane], quad(0, 0), quad(1, 0), quad(0, 1), quad(1, 1), b[i][j][step],
+                        b[i][j][step + 1]);
+            }
     } else {  // or one of two words
-      constexpr int kNext = kLaneWords > 1;
+      constexpr int kNext = kUnits > 1;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-        for (int j = 0; j < kLaneWords; j += 2)
+        for (int j = 0; j < kUnits; j += 2)
           mma_bytes(sums[step], codes.quad(w[0][j], step), codes.quad(w[1][j], step),
                     kNext ? codes.quad(w[0][j + kNext], step) : 0,
                     kNext ? codes.quad(w[1][j + kNext], step) : 0, b[i][j][step],
@@ -179,14 +191,15 @@ class XInt8 {
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
   // Registers end there.
   static constexpr bool kMayBeInParts = kFormat == Format::kAffine && kMaxRows == 2 && kBits > 2;
-  static constexpr int kSteps = C::kSteps;                // of a word: registers of four codes
-  static constexpr int kPieces = kSpanK / 256;            // of 16 bytes of x, that a lane copies
-  static constexpr int kShare = kLaneWords * kSteps * 4;  // bytes of a plane and block for a lane
+  static constexpr int kSteps = C::kSteps;             // of a unit: registers of four codes
+  static constexpr int kPieces = kSpanK / 256;         // of 16 bytes of x, that a lane copies
+  static constexpr int kShares = kIsRun ? 1 : kUnits;  // a run is four units
+  static constexpr int kShare = kShares * kSteps * 4;  // bytes of a plane and block for a lane
   // In a block the sums stay under 2^22.
-  static_assert(kSpanK / kBlocks * ((1 << (kIsTable ? 7 : kBits)) - 1) * 128 < 1 << 22);
+  static_assert(kSpanK / kBlocks * ((1 << (kIsTable ? 7 : kBits + C::kUp)) - 1) * 128 < 1 << 22);
 
-  // Lane (g, t) has byte g % 4 of row g / 4 of x, for words t * kLaneWords .. of each block.
-  uint32_t b[kBlocks][kLaneWords][kSteps];
+  // Lane (g, t) has byte g % 4 of row g / 4 of x, for units t * kUnits .. of each block.
+  uint32_t b[kBlocks][kShares][kSteps];
   // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over the blocks by these.
   float worth[2], sum[kBlocks];
 
@@ -206,9 +219,18 @@ class XInt8 {
     float squares = 0;
     if constexpr (kNormed) {
       float factor[kPieces][8] = {};  // zeros past K
+      if (norm.is_one) {
 #pragma unroll
-      for (int j = 0; j < kPieces; ++j)
-        if (const int k = (lane_id() * kPieces + j) * 8; k < count) norm.load_octet(factor[j], k);
+        for (int k = 0; k < kCount; ++k) factor[k / 8][k % 8] = 1;
+      } else if constexpr (kIsRun) {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k)
+          if (place_of(k) < count) factor[k / 8][k % 8] = norm.of(place_of(k));
+      } else {
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j)
+          if (place_of(8 * j) < count) norm.load_octet(factor[j], place_of(8 * j));
+      }
       float of[4] = {};  // chains of instructions that wait for one another are short
       uint32_t most[4] = {};
 #pragma unroll
@@ -243,7 +265,7 @@ class XInt8 {
 #pragma unroll
     for (int r = 0; r < kPieces * 2; ++r) {
       const auto code = [&](int i) {
-        return bytes[r / kSteps * kSteps * 4 + C::code(r % kSteps, i)];
+        return bytes[kIsRun ? i * kAlong + r : r / kSteps * kSteps * 4 + C::code(r % kSteps, i)];
       };
       const uint32_t a = code(0), b = code(1), c = code(2), d = code(3);
       const uint32_t low[2] = {__byte_perm(a, b, 0x5140), __byte_perm(c, d, 0x5140)};
@@ -267,18 +289,31 @@ class XInt8 {
 
   static constexpr float kOfRest = 0x1p31f;
 
+  // Of this lane's elements of a span so many follow one another from element e on, at place_of(e): all, or of
+  // runs those for its registers in each octet.
+  static constexpr int kAlong = kPieces * (kIsRun ? 2 : 8);
+  static __device__ __forceinline__ int place_of(int e) {
+    if constexpr (!kIsRun) return lane_id() * kAlong + e;
+    const int step = lane_id() * kAlong % kSteps;
+    return lane_id() * kAlong / kSteps * (4 * kSteps) + C::code(step, e / kAlong) + e % kAlong;
+  }
+
   // This lane's elements, and the bits of the largest magnitude among them.
   static __device__ __forceinline__ uint32_t load_raw(float (&v)[kPieces * 8], const uint8_t* row,
                                                       Dtype dtype) {
     if (is_in_parts(dtype)) [[unlikely]] {
       uint32_t largest = 0;
-      load_shared<kPieces * 8>(reinterpret_cast<uint32_t*>(v), row + lane_id() * kPieces * 32);
+#pragma unroll
+      for (int e = 0; e < kPieces * 8; e += kAlong)
+        load_shared<kAlong>(reinterpret_cast<uint32_t*>(v) + e, row + place_of(e) * 4);
 #pragma unroll
       for (float each : v) largest = max(largest, __float_as_uint(each) & 0x7fffffffu);
       return largest;
     }
     uint32_t pairs[kPieces * 4];
-    load_shared<kPieces * 4>(pairs, row + lane_id() * kPieces * 16);
+#pragma unroll
+    for (int e = 0; e < kPieces * 8; e += kAlong)
+      load_shared<kAlong / 2>(pairs + e / 2, row + place_of(e) * 2);
     const auto convert = [&](Dtype known) {
 #pragma unroll
       for (int k = 0; k < kPieces * 8; ++k)

@@ -8,9 +8,9 @@ namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
 // of the halves of one.
-template <typename C, typename X, int kMaxRows, int kSpanBytes, int kLaneWords>
-class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false> {
-  using Base = XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kLaneWords, false>;
+template <typename C, typename X, int kMaxRows, int kSpanBytes, int kUnits>
+class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnits, false> {
+  using Base = XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnits, false>;
   static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
 
  public:

@@ -31,22 +31,22 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
   return reinterpret_cast<const uint32_t&>(v);
 }
 
-// Up to kMaxRows rows of x and a warp's span of K, which is blocks of 4 * kLaneWords words. Where two
+// Up to kMaxRows rows of x and a warp's span of K, which is blocks of 4 * kUnits words. Where two
 // groups share a block, rows have columns of two tiles, with zeros for the other group.
-template <typename C, typename Element, typename X, int kMaxRows, int kSpanBytes, int kLaneWords,
+template <typename C, typename Element, typename X, int kMaxRows, int kSpanBytes, int kUnits,
           bool kHalves>
 class XPairs {
-  static constexpr int kSteps = C::kProducts;  // of a word
-  static constexpr int kShare =
-      kLaneWords * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
+  static constexpr int kSteps = C::kProducts;                // of a word
+  static constexpr int kShare = kUnits * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
   static constexpr int kColumnTiles = kMaxRows / 8 * (kHalves ? 2 : 1);  // of an mma's 8 columns
   static constexpr bool kScaled = !std::is_same_v<X, Element>;
   static_assert(kShare >= 1);
 
  public:
+  using Units = uint32_t[2][kUnits];  // of two rows of the weights
   static constexpr bool kHasSums = C::kHasSums;
   C codes;
-  static constexpr int kBlocks = kSpanBytes / (16 * kLaneWords),
+  static constexpr int kBlocks = kSpanBytes / (16 * kUnits),
                        kSpanK = kSpanBytes / 4 * C::kWordCodes;
   static constexpr int kRows = kMaxRows, kRowsAColumn = 2;
   static constexpr int kRowBytes = 2 * kSpanK;  // of shared memory
@@ -85,7 +85,7 @@ class XPairs {
                                                float (&sums)[kColumnTiles][2][4]) const {
     constexpr bool kPlanes = C::kHasSums && C::kPlanes > 1;
 #pragma unroll
-    for (int j = 0; j < kLaneWords; ++j)
+    for (int j = 0; j < kUnits; ++j)
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
@@ -98,8 +98,7 @@ class XPairs {
   // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
   // scale.
   template <bool kByBlock>
-  __device__ __forceinline__ void dot(const uint32_t (&w)[2][kLaneWords], int i,
-                                      float (&v)[kResults]) const {
+  __device__ __forceinline__ void dot(const Units& w, int i, float (&v)[kResults]) const {
     // Accumulators: one for each plane, or two that take turns, because an mma waits for the one
     // before it.
     constexpr float kSecond = C::kPlanes > 1 ? 1.f / 128 : 1;
@@ -172,10 +171,10 @@ class XPairs {
       for (int i = 0; i < kBlocks; ++i) {
         float of_block[4] = {};
 #pragma unroll
-        for (int j = 0; j < kLaneWords; ++j)
+        for (int j = 0; j < kUnits; ++j)
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
-            const uint32_t* const word = raw + (i * kLaneWords + j) * C::kWordCodes / 2;
+            const uint32_t* const word = raw + (i * kUnits + j) * C::kWordCodes / 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
               b[c][i][j][step][half] =
@@ -205,9 +204,9 @@ class XPairs {
   }
 
  private:
-  // Lane (g, t) = (lane / 4, lane % 4) has row 8 c + g of x and words t * kLaneWords .. of each
+  // Lane (g, t) = (lane / 4, lane % 4) has row 8 c + g of x and words t * kUnits .. of each
   // block.
-  uint32_t b[kColumnTiles][kBlocks][kLaneWords][kSteps][2];
+  uint32_t b[kColumnTiles][kBlocks][kUnits][kSteps][2];
   // Of rows 8 c + 2 t and the next of x: the sums over the blocks.
   float sum[kColumnTiles][kBlocks][2];
 

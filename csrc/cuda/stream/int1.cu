@@ -1,0 +1,8 @@
+// The streaming kernel for 1 bit. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_int1() { return kStreamRows<Format::kAffine, 1>; }
+
+}  // namespace jaxgemv::cuda

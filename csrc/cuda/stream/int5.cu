@@ -1,0 +1,8 @@
+// The streaming kernel for 5 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_int5() { return kStreamIntegers<5>; }
+
+}  // namespace jaxgemv::cuda

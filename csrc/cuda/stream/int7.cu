@@ -1,0 +1,8 @@
+// The streaming kernel for 7 bits. A file a width, so that they compile side by side.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows stream_int7() { return kStreamIntegers<7>; }
+
+}  // namespace jaxgemv::cuda
