@@ -1,5 +1,7 @@
 """For each CUDA kernel, shapes that it must take: part of cases.py."""
 
+import math
+
 from problems import Case
 
 
@@ -85,8 +87,8 @@ def wgmma_tma(bits: int) -> list[Case]:
     16, 32 and 64 columns, more than a CTA has; groups of warps and CTAs that share K; a box that ends in the middle.
     Groups of 32 and 64, whose scales are copied ahead where a row has whole fours of them; and others.
     """
-    least = 128 // bits
-    return [
+    least = 128 // math.gcd(bits, 128)  # codes of whole 16 bytes
+    cases = [
         *wgmma(bits),
         Case(9, 100, 896, 32, "integer", scale="float16"),
         Case(16, 65, 2880, 32, "zero", scale="bfloat16"),  # in the middle of a quad
@@ -103,6 +105,7 @@ def wgmma_tma(bits: int) -> list[Case]:
         Case(12, 70, 3584, 128, "integer", scale="float32"),
         Case(31, 200, 8192, "row", "zero", bias=True),
     ]
+    return [case._replace(k=-(-case.k // least) * least) for case in cases]
 
 
 def mma_any(bits: int) -> list[Case]:

@@ -65,7 +65,9 @@ def takes_float32(kernel: KernelParam) -> bool:
 
 
 @cache
-def problem(bits: int, x: str, group: int, tail: int, rows: int, parts: str, activation: str | None, groups=3, n=42):
+def problem(
+    bits: int, x: str, group: int, tail: int, rows: int, parts: str, activation: str | None, groups=3, n=42
+):
     """Half of the outputs is an odd number, the last group a short one, and sums are where activations bend."""
     rng = np.random.default_rng(20251)
     p = make(rng, bits, x, Case(rows, n, groups * group + tail, group, "zero"))
@@ -120,8 +122,9 @@ def test_odd_rows_of_scales(kernel):
 
 def run_parts(kernel: KernelParam, variants: list[tuple], groups: int = 3, n: int = 42):
     group = 64 if kernel.bits == 8 and kernel.name != "wgmma_tma" else 128
-    # `stream` takes rows of whole 16 bytes.
-    tail = 128 // math.gcd(128, kernel.bits) if kernel.name == "stream" else 128 // kernel.bits // 8 * 8
+    # Some take rows of whole 16 bytes.
+    in_pieces = kernel.name in ("stream", "wgmma_tma")
+    tail = 128 // math.gcd(128, kernel.bits) if in_pieces else 128 // kernel.bits // 8 * 8
     problems = [problem(kernel.bits, kernel.x, group, tail, *variant, groups, n) for variant in variants]
     args = [(p.x, p.tensor, given) for p, given, _ in problems]
     name = kernel.name if kernel.backend == "cuda" else ""

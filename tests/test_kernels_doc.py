@@ -44,9 +44,13 @@ def table() -> str:
         taken = {}
         for k in backend.kernels:
             x = ", int8 x" if k.x == "int8" else ""
-            taken.setdefault((f"{k.name} ({name}{x})", k.format), {}).setdefault(k.operands, set()).add(k.bits)
+            taken.setdefault((f"{k.name} ({name}{x})", k.format), {}).setdefault(k.operands, set()).add(
+                k.bits
+            )
         for (kernel, format), widths in taken.items():
-            assert sum(map(len, widths.values())) == len(set().union(*widths.values())), f"{kernel}: say of which x"
+            assert sum(map(len, widths.values())) == len(set().union(*widths.values())), (
+                f"{kernel}: say of which x"
+            )
             for operands, bits in widths.items():
                 weights = format if len(widths) == 1 else weights_text(format, sorted(bits))
                 lines.append(f"| {kernel} | {weights} | {', '.join(sorted(operands))} |")

@@ -16,7 +16,7 @@ inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
 // Of K codes that are no whole octets.
 constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
 
-// For which stream has kernels for one and two rows alone.
+// For which stream has kernels for one and two rows alone, and wgmma none.
 constexpr bool has_rare_width(const Problem& problem) {
   return has_integers(problem) && (problem.bits == 1 || 8 % problem.bits != 0);
 }
@@ -51,7 +51,7 @@ constexpr bool has_many_tiles(const Problem& problem) {
 
 // What wgmma does not take, so that only wgmma_any competes with wgmma_tma.
 constexpr bool is_not_for_wgmma(const Problem& problem) {
-  return any<none<has_integers>, has_small_groups>(problem);
+  return any<none<has_integers>, has_small_groups, has_rare_width>(problem);
 }
 
 // wgmma_any does as much for 32 columns of x as for few, and a row of float32 is two; mma_any does more at

@@ -10,7 +10,8 @@ Rows table() {
     for (const Rows each :
          {stream_int1(),      stream_int2(),      stream_int3(),      stream_int4(),
           stream_int5(),      stream_int6(),      stream_int7(),      stream_int8(),
-          stream_table4(),    stream_float8(),    wgmma_rows(),       wgmma_tma_int4(),
+          stream_table4(),    stream_float8(),    wgmma_rows(),       wgmma_tma_int3(),
+          wgmma_tma_int4(),   wgmma_tma_int5(),   wgmma_tma_int6(),   wgmma_tma_int7(),
           wgmma_tma_int8(),   wgmma_tma_table4(), wgmma_tma_float8(), direct_integers(),
           direct_table4(),    direct_float8(),    fma_rows(),         wgmma_any_int1(),
           wgmma_any_int2(),   wgmma_any_int3(),   wgmma_any_int4(),   wgmma_any_int5(),

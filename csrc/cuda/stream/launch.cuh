@@ -83,9 +83,11 @@ struct Stream {
   static constexpr bool has_parts(Scales scales) {
     return kHasParts && (!kIsTable || (scales != Scales::kByRow && scales != Scales::kByHalf));
   }
-  // Rows of x that an epilogue without a norm is there for.
+  // Rows of x that an epilogue without a norm is there for. Of integers with more than two it is XLA's, as choose.h
+  // says, but for a scale of one byte, which is part of these kernels.
   static constexpr int epilogue_rows(Scales scales) {
-    return kHasShift ? kMaxRows : kIsTable && !stream::go_into_operand(scales) ? 2 : 8;
+    if (kHasShift) return scales == Scales::kByRow ? kMaxRows : std::min(2, kMaxRows);
+    return kIsTable && !stream::go_into_operand(scales) ? 2 : 8;
   }
 
   // Rows of x that share a read with a norm, where there are more than two: as registers allow.
@@ -162,7 +164,7 @@ struct Stream {
     const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);
     if (!(normed || has_epilogue(problem, operands))) return most;
     if (!has_parts(found.scales)) return 0;
-    if (kHasShift) return most;
+    if (kHasShift && (normed || found.scales == Scales::kByRow)) return most;
     return normed ? 8 : epilogue_rows(found.scales);
   }
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
       if (unit >= units) continue;
       wait(barriers.empty(at), parity);
       arrive_and_expect(barriers.full(at), S::kBoxBytes);
-      const int k = (own.first_unit + unit) * 128;
+      const int k = (own.first_unit + unit) * S::kRowBytes;
       const uint32_t box = to + at * S::kBoxBytes;
       copy_box(box, weights, k, row[group], entry, barriers.full(at));
       if (box_rows < S::kBoxRows)  // of a gated activation

@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
                        place.scales);
   }();
   // Bytes to a lane's second row, which is 8 further on or its partner.
-  const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * 128;
+  const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * S::kRowBytes;
   float dot[kOverlaps ? 2 : 1][kCount];
   int slot = 0, parity = 0, stage = place.share * S::kQuads, x_parity = 0;
   uint32_t last = 0;  // what tells that the quad before has been used
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
                          group % params.deep,
                          tile * params.across + group / params.deep * 4 + warp % 4,
                          shared + group * S::kSlots * S::kBoxBytes +
-                             (warp % 4 << params.log_rows) * 128 + first_word<S>()};
+                             (warp % 4 << params.log_rows) * S::kRowBytes + first_word<S>()};
     if (C::kParts > 1 && sums.decoder.has_second())
       multiply<S, C::kParts>(params, own, units, place, box_rows, ahead, sums);
     else

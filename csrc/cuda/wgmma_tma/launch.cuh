@@ -106,7 +106,8 @@ class WgmmaTmaOfWidth {
                                                 mma_any::parts_of(problem, operands));
       const int box_rows = is_gated(problem.activation) ? S::kBoxRows / 2 : S::kBoxRows;
       CUtensorMap map;
-      cudaError_t status = map_of_bytes(problem, operands, p.row_bytes, box_rows, &map);
+      cudaError_t status =
+          map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes, box_rows, &map);
       if (status != cudaSuccess) return status;
       p.image = static_cast<const uint8_t*>(operands.image);
       const dim3 rows(static_cast<unsigned>(problem.M), static_cast<unsigned>(problem.batch));

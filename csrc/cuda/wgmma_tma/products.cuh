@@ -8,33 +8,70 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Where this lane's words of a box's first quad begin, behind those of its first row: 16 bytes, or the first of four
-// times an octet. The swizzle exchanges pieces of 16 bytes.
+// Where this lane's words of a box's first quad begin, behind those of its first row: those of a run of four octets,
+// or of the first of four. The swizzle exchanges pieces of 16 bytes.
 template <typename S>
 __device__ __forceinline__ uint32_t first_word() {
-  const int t = threadIdx.x % 4, row = row_of_lane<S>(), at = t * (S::kRuns ? 16 : S::kBits);
-  return static_cast<uint32_t>(row * 128 + (at / 16 ^ row) * 16 + at % 16);
+  const int t = threadIdx.x % 4, row = row_of_lane<S>(), at = t * S::kBits * (S::kRuns ? 4 : 1);
+  const int piece = S::kSwizzles ? at / 16 ^ row : at / 16;
+  return static_cast<uint32_t>(row * S::kRowBytes + piece * 16 + at % 16);
 }
 
-// Its words of quad q from block `first` on, from where the first quad's are: octet j is words[j], or words[2 j] and
-// the next.
-template <typename S, int kWords>
-__device__ __forceinline__ void load_words(uint32_t from, int q, int first,
-                                           uint32_t (&words)[kWords]) {
-  const uint32_t quad = from ^ static_cast<uint32_t>(q * 64);
-  if constexpr (S::kRuns) {
-    load_shared(quad, words);
-  } else {
-    constexpr int kOctetWords = S::kBits / 4;
+// Its words of quad q from octet `first` on, from where the first quad's are: kOctets of them.
+template <typename S, int kOctets>
+struct LaneWords {
+  static constexpr int kBits = S::kBits;
+  // Of an octet; of a run all four together are whole words, and else some may begin in the middle of one.
+  static constexpr int kEach = S::kSwizzles ? kBits / 4 : 2;
+  uint32_t words[S::kRuns ? kBits : kOctets * kEach];
+
+  __device__ __forceinline__ void load(uint32_t from, int q, int first) {
+    if constexpr (S::kSwizzles) {
+      const uint32_t quad = from ^ static_cast<uint32_t>(q * 64);
+      if constexpr (S::kRuns)
+        load_shared(quad, words);
+      else
 #pragma unroll
-    for (int i = 0; i < kWords; i += kOctetWords) {
-      uint32_t octet[kOctetWords];
-      load_shared(quad ^ static_cast<uint32_t>((first + i / kOctetWords) * (4 * S::kBits)), octet);
+        for (int i = 0; i < kOctets; ++i)
+          load_at<kEach>(quad ^ static_cast<uint32_t>((first + i) * (4 * kBits)), i * kEach);
+    } else if constexpr (S::kRuns) {
+      constexpr int kAtOnce = kBits % 2 ? 1 : 2;
 #pragma unroll
-      for (int j = 0; j < kOctetWords; ++j) words[i + j] = octet[j];
+      for (int w = 0; w < kBits; w += kAtOnce) load_at<kAtOnce>(from + 4 * w, w);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOctets; ++i) {
+        const uint32_t at = from + (first + i) * (4 * kBits);
+        constexpr int kMost = (3 + kBits + 3) / 4;  // words that an octet lies in
+        uint32_t w[3] = {};
+#pragma unroll
+        for (int j = 0; j < kMost; ++j) {
+          uint32_t word[1];
+          load_shared((at & ~3u) + 4 * j, word);
+          w[j] = word[0];
+        }
+        words[2 * i] = __funnelshift_r(w[0], w[1], 8 * (at % 4));
+        words[2 * i + 1] = __funnelshift_r(w[1], w[2], 8 * (at % 4));
+      }
     }
   }
-}
+
+  __device__ __forceinline__ void octet(int j, uint32_t& low, uint32_t& high) const {
+    if constexpr (!S::kSwizzles && S::kRuns)
+      Octet<kBits>::of_run(words, j, low, high);
+    else
+      low = words[j * kEach], high = words[j * kEach + kEach - 1];
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ void load_at(uint32_t from, int to) {
+    uint32_t some[kCount];
+    load_shared(from, some);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[to + i] = some[i];
+  }
+};
 
 // The sums of a warp: y[4 p + 2 r + e] of its lane's first or second row r, column 8 p + 2 t + e.
 template <typename S>
@@ -60,11 +97,10 @@ class Sums {
         kCount > 16 && (kParts > 1 || (kBits == 8 && S::kEnds == 2)) ? 1 : 2;  // as registers allow
     // At a time as many as registers allow.
     constexpr int kLoaded = kCount > 16 && S::kHasTable ? 1 : kBlocks;
-    uint32_t words[2][kLoaded * kBits / 4];
+    LaneWords<S, kLoaded> words[2];
     const auto load = [&](int block) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        load_words<S>(from + h * second, q, piece * kBlocks + block, words[h]);
+      for (int h = 0; h < 2; ++h) words[h].load(from + h * second, q, piece * kBlocks + block);
     };
     load(0);
     // Operand B without a swizzle: 8 columns of 16 bytes are 128, and 8 k on are the next register.
@@ -73,12 +109,15 @@ class Sums {
                        ((record & 0x3ffff) >> 4) + piece * (4 * kBlocks * S::kColumns);
 #pragma unroll
     for (int i = 0; i < kAll; ++i) {
-      const int j = i / kParts, word = j % kLoaded * kBits / 4;
+      const int j = i / kParts;
       uint32_t a[2][4];
       if (j > 0 && j % kLoaded == 0 && i % kParts == 0) load(j);
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        decoder.decode(words[h][word], words[h][word + (kBits - 1) / 4], i % kParts, a[h]);
+      for (int h = 0; h < 2; ++h) {
+        uint32_t low, high;
+        words[h].octet(j % kLoaded, low, high);
+        decoder.decode(low, high, i % kParts, a[h]);
+      }
       if (kBefore || i >= kOperands) wgmma_wait<kOperands - 1>();
       if (kBefore && i == 1) when_done();
       wgmma_fence();

@@ -12,6 +12,7 @@ namespace jaxgemv::cuda::wgmma_tma {
 template <typename S>
 __device__ __forceinline__ int row_of_lane() {
   const int g = threadIdx.x % 32 / 4;
+  if (!S::kSwizzles) return g;
   return S::kRuns ? g / 2 | g % 2 * 4 : g % 4 * 2 | g / 4;
 }
 

@@ -23,7 +23,7 @@ JAXGEMV_HD constexpr int record_bytes(int columns, int groups) {
 
 // For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights;
 // what these are to find in shared memory two more threads ask for. Weights come as boxes: 128 bytes of 64
-// rows, swizzled. kEndCount: ends of groups of codes in a quad, or 0: one scale a row, so all products add up.
+// rows, swizzled, or of widths that do not divide a byte a quad of each, as it is. kEndCount: ends of groups of codes in a quad, or 0: one scale a row, so all products add up.
 template <Format kFormat, int kWidth, int kMostColumns, int kEndCount>
 struct Shape {
   static constexpr int kBits = kWidth, kEnds = kEndCount;
@@ -34,14 +34,16 @@ struct Shape {
   static constexpr int kRowTiles = 1, kRows = kTileN;
   static constexpr int kWarps = 16, kGroups = 4, kConsumers = 32 * kWarps,
                        kThreads = kConsumers + 128;
-  static constexpr int kQuads = 8 / kBits, kUnitK = kQuads * kQuadK;  // of a box
-  static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;
+  static constexpr bool kSwizzles = 8 % kBits == 0;
+  static constexpr int kQuads = kSwizzles ? 8 / kBits : 1, kUnitK = kQuads * kQuadK;  // of a box
+  static constexpr int kBoxRows = 64, kRowBytes = kQuads * kBits * 16;
+  static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   // A piece is what has the same terms: of a quad, and of a box; by log2, of the 16 lanes that have a quad of x.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
   static constexpr int kLogLanes = kEnds < 2 ? 4 : kEnds == 2 ? 3 : 2;
   static constexpr bool kHasTable = C::kTableBytes > 0;
   // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
-  static constexpr bool kRuns = kBits == 4 && kEnds < 2 && !kHasTable;
+  static constexpr bool kRuns = kBits != 8 && kEnds < 2 && !kHasTable;
   // In shared memory, which they fill: boxes of each group, and quads of x, which all groups share.
   static constexpr int kSlots = (kColumns > 32 ? 3 : 4) - kHasTable;
   static constexpr int kXStages = kHasTable && kColumns > 16 ? 4 : kColumns > 32 ? 6 : 8;
