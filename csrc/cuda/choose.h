@@ -143,6 +143,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns, kNorm},
     {"mma_any", 0, 1, 64, kAnyRows, nullptr, kNorm},
     // Against wgmma, wgmma_any and mma_any: "Which kernel".
+    {"direct", 0, 9, 16, 10 << 20, all<has_rare_width, is_fast_in_direct>},
     {"wgmma_tma", 0, 9, 16, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
     {"direct", 0, 1, 16, 10 << 20, has_16_bit_x},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
