@@ -225,7 +225,7 @@ class XInt8 {
       } else if constexpr (kIsRun) {
 #pragma unroll
         for (int k = 0; k < kCount; ++k)
-          if (place_of(k) < count) factor[k / 8][k % 8] = norm.of(place_of(k));
+          if (place_of(k / kAlong * kAlong) < count) factor[k / 8][k % 8] = norm.of(place_of(k));
       } else {
 #pragma unroll
         for (int j = 0; j < kPieces; ++j)
