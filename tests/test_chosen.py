@@ -40,7 +40,7 @@ CHOSEN = [
     ("cuda", 4, "bfloat16", Case(16, 28672, 4096, 128), "wgmma_tma stream"),
     ("cuda", 8, "float32", Case(20, 8192, 4096, 128), "wgmma_tma mma_any"),
     ("cuda", 4, "bfloat16", Case(64, 400, 40960, 32), "wgmma_tma mma_any"),
-    ("cuda", 5, "float32", Case(9, 8192, 1024, 128), "wgmma_any mma_any"),
+    ("cuda", 5, "float32", Case(9, 8192, 1024, 128), "wgmma_tma mma_any"),
     ("cuda", 4, "float16", Case(4, 16384, 4096, 128, scale="float32"), "stream"),
     ("cuda", 4, "float32", Case(1, 16384, 4096, 128), "stream"),
     ("cuda", 4, "float16", Case(4, 16384, 4096, 384), "direct"),
