@@ -111,16 +111,25 @@ struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
   }
 };
 
+// Where all steps of a unit have the same place, so that one sum has them all.
+struct OneSum : Stateless {
+  using Stateless::Stateless;
+  static constexpr int kSums = 1, kParts = 1;
+  static constexpr bool kSumsByStep = false;
+  static __device__ constexpr int start(int) { return kMagic; }
+  static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
+    return float_of_magic(sums[0][e]);
+  }
+};
+
 // Of other widths they come down to the same place. The halves of an octet are drawn apart, first to two codes
 // each 16 bits and then to one each 8.
 template <int kBits>
   requires(8 % kBits != 0)
-struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
-  using Stateless::Stateless;
-  static constexpr int kSteps = 2, kSums = 1, kParts = 1, kUp = 0;
-  static constexpr bool kSumsByStep = false;
+struct Codes<Format::kAffine, kBits, int8_t> : OneSum {
+  using OneSum::OneSum;
+  static constexpr int kSteps = 2, kUp = 0;
   static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
-  static __device__ constexpr int start(int) { return kMagic; }
   static __device__ __forceinline__ uint32_t quad(uint64_t octet, int, int step, int) {
     constexpr int kTwo = 2 * kBits;
     const uint32_t four = static_cast<uint32_t>(octet >> (kTwo * 2 * step));
@@ -128,20 +137,15 @@ struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
     const uint32_t ones = (twos & 0x00ff00ffu) | (twos << (8 - kBits) & 0xff00ff00u);
     return ones & ((1u << kBits) - 1) * 0x01010101u;
   }
-  static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
-    return float_of_magic(sums[0][e]);
-  }
 };
 
 // Of a run, four octets in kBits words: a register has the bytes with the same place in each, and with its neighbour
 // the same codes. These go up to the top of their bytes, since shifts to the left are products, on another unit.
 template <int kBits>
-struct RunCodes : Stateless {
-  using Stateless::Stateless;
-  static constexpr int kSteps = 8, kSums = 1, kParts = 1, kUp = 8 - kBits;
-  static constexpr bool kSumsByStep = false;
+struct RunCodes : OneSum {
+  using OneSum::OneSum;
+  static constexpr int kSteps = 8, kUp = 8 - kBits;
   static __device__ constexpr int code(int step, int i) { return step + 8 * i; }
-  static __device__ constexpr int start(int) { return kMagic; }
   static __device__ __forceinline__ uint32_t quad(const uint32_t (&run)[kBits], int step) {
     constexpr uint32_t kOnes = 0x01010101u, kMask = ((1u << kBits) - 1) << kUp;
     const int byte = kBits * step / 8, at = kBits * step % 8;
@@ -150,9 +154,6 @@ struct RunCodes : Stateless {
     const uint32_t here = kMask & 0xffu >> (at - kUp);
     return (bits >> (at - kUp) & here * kOnes) |
            (bytes(run, byte + 1) << (8 + kUp - at) & (kMask & ~here) * kOnes);
-  }
-  static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
-    return float_of_magic(sums[0][e]);
   }
 
  private:

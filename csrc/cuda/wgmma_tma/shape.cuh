@@ -23,7 +23,8 @@ JAXGEMV_HD constexpr int record_bytes(int columns, int groups) {
 
 // For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights;
 // what these are to find in shared memory two more threads ask for. Weights come as boxes: 128 bytes of 64
-// rows, swizzled, or of widths that do not divide a byte a quad of each, as it is. kEndCount: ends of groups of codes in a quad, or 0: one scale a row, so all products add up.
+// rows, swizzled, or of widths that do not divide a byte a quad of each, as it is. kEndCount: ends of groups of
+// codes in a quad, or 0: one scale a row, so all products add up.
 template <Format kFormat, int kWidth, int kMostColumns, int kEndCount>
 struct Shape {
   static constexpr int kBits = kWidth, kEnds = kEndCount;
