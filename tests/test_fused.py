@@ -120,11 +120,27 @@ def test_odd_rows_of_scales(kernel):
     run_parts(kernel, variants_of(kernel), groups=4, n=44)
 
 
-def run_parts(kernel: KernelParam, variants: list[tuple], groups: int = 3, n: int = 42):
-    group = 64 if kernel.bits == 8 and kernel.name != "wgmma_tma" else 128
-    # Some take rows of whole 16 bytes.
+@pytest.mark.parametrize("group", [32, 64])
+@by_name([k for k in SOME if k.name == "stream" and k.x != "float32" and 2 < k.bits < 8])
+def test_small_groups(kernel, group):
+    """Of one row, two of them share a block of codes."""
+    variants = [v for v in variants_of(kernel) if v[0] == 1]
+    tail = tail_of(kernel)
+    for groups in (3, 52):  # and as many more as make rows of scales whole words
+        run_parts(kernel, variants, groups + (groups + -(-tail // group)) % 2, group=group)
+
+
+def tail_of(kernel: KernelParam) -> int:
+    """Codes of a last group, so that a row is what a kernel takes: some take whole 16 bytes."""
     in_pieces = kernel.name in ("stream", "wgmma_tma")
-    tail = 128 // math.gcd(128, kernel.bits) if in_pieces else 128 // kernel.bits // 8 * 8
+    return 128 // math.gcd(128, kernel.bits) if in_pieces else 128 // kernel.bits // 8 * 8
+
+
+def run_parts(
+    kernel: KernelParam, variants: list[tuple], groups: int = 3, n: int = 42, group: int | None = None
+):
+    group = group or (64 if kernel.bits == 8 and kernel.name != "wgmma_tma" else 128)
+    tail = tail_of(kernel)
     problems = [problem(kernel.bits, kernel.x, group, tail, *variant, groups, n) for variant in variants]
     args = [(p.x, p.tensor, given) for p, given, _ in problems]
     name = kernel.name if kernel.backend == "cuda" else ""

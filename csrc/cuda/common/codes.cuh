@@ -87,7 +87,7 @@ __device__ __forceinline__ float float_of_magic(int sum) { return __int_as_float
 // Four codes in the bytes of a register; all steps of a unit, a word or an octet, have all codes.
 //   code(step, i)     the code of the unit that is byte i
 //   kUp               how many places up all codes are
-//   kSums             of products: one for each step, or for each plane; they begin with start()
+//   kSums             of products: one, or one for each step; they begin with start()
 //   total(sums, e)    of element e of all of them
 //
 // Where a byte is whole codes they stay at their places, times 2^(kBits * step).
@@ -114,7 +114,8 @@ struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
 // Where all steps of a unit have the same place, so that one sum has them all.
 struct OneSum : Stateless {
   using Stateless::Stateless;
-  static constexpr int kSums = 1, kParts = 1;
+  static constexpr int kSums = 1, kUp = 0;
+  static constexpr bool kSigned = false;
   static constexpr bool kSumsByStep = false;
   static __device__ constexpr int start(int) { return kMagic; }
   static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
@@ -128,9 +129,9 @@ template <int kBits>
   requires(8 % kBits != 0)
 struct Codes<Format::kAffine, kBits, int8_t> : OneSum {
   using OneSum::OneSum;
-  static constexpr int kSteps = 2, kUp = 0;
+  static constexpr int kSteps = 2;
   static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
-  static __device__ __forceinline__ uint32_t quad(uint64_t octet, int, int step, int) {
+  static __device__ __forceinline__ uint32_t quad(uint64_t octet, int step) {
     constexpr int kTwo = 2 * kBits;
     const uint32_t four = static_cast<uint32_t>(octet >> (kTwo * 2 * step));
     const uint32_t twos = __byte_perm(four, four << (16 - kTwo), 0x7610);

@@ -17,10 +17,6 @@ inline constexpr Dtype kDtypeOf<__half> = Dtype::kF16;
 template <>
 inline constexpr Dtype kDtypeOf<__nv_bfloat16> = Dtype::kBF16;
 
-__device__ __forceinline__ float to_float(float v) { return v; }
-__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-
 // The element, of a wide dtype, whose bits are the low ones of `bits`.
 __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   // No branches: this is in the inner loops.

@@ -26,19 +26,20 @@ class Plane16 {
     for (int i = 0; i < 4; ++i) fours_[i] = __shfl_sync(~0u, four, 4 * i);
   }
 
-  // Of four codes of a word, in order: the first, or the others. Zeros for codes of 8 and more, and in
-  // the other part for those below.
-  __device__ __forceinline__ uint32_t part_of(uint32_t word, int half, int part) const {
-    const uint32_t codes = part ? word ^ 0x88888888u : word;
-    // A product for a shift: the units of shifts are busy.
-    return prmt(fours_[2 * part], fours_[2 * part + 1], half ? __umulhi(codes, 0x10000) : codes);
-  }
+  // Of four codes of a word, in order: the first, or the others.
   __device__ __forceinline__ uint32_t look_up(uint32_t word, int half) const {
     return part_of(word, half, 0) | part_of(word, half, 1);
   }
 
  private:
   uint32_t fours_[4];
+
+  // Zeros for codes of 8 and more, and in the other part for those below.
+  __device__ __forceinline__ uint32_t part_of(uint32_t word, int half, int part) const {
+    const uint32_t codes = part ? word ^ 0x88888888u : word;
+    // A product for a shift: the units of shifts are busy.
+    return prmt(fours_[2 * part], fours_[2 * part + 1], half ? __umulhi(codes, 0x10000) : codes);
+  }
 };
 
 // Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128). Those of E2M1 are
@@ -89,24 +90,6 @@ class Table16 {
   static __device__ __forceinline__ float* shared_facts() {
     __shared__ float facts[2];
     return facts;
-  }
-};
-
-// As codes.cuh has it.
-template <>
-struct Codes<Format::kCodebook, 4, int8_t> : Table16 {
-  using Table16::Table16;
-  static constexpr int kSteps = 2, kSums = kPlanes, kUp = 0, kParts = 2;  // whose products add up
-  static constexpr bool kSumsByStep = false;
-  static __device__ constexpr int code(int step, int i) { return 4 * step + i; }
-  static __device__ constexpr int start(int) { return kMagic; }
-  __device__ __forceinline__ uint32_t quad(uint32_t word, int plane, int step, int part) const {
-    return planes_[plane].part_of(word, step, part);
-  }
-  static __device__ __forceinline__ float total(const int (&sums)[kSums][4], int e) {
-    // Both are on top of 1.5 * 2^23: exact, with one subtraction for two.
-    return fmaf(1.f / 128, __int_as_float(sums[1][e]),
-                __int_as_float(sums[0][e]) - (1 + 1.f / 128) * 0x1.8p23f);
   }
 };
 

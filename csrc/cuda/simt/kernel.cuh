@@ -13,10 +13,11 @@ namespace jaxgemv::cuda::simt {
 constexpr int kWarps = 4;
 constexpr int kRows = 4;
 
-// y[m] += dot(row n of the weights, row m of x * norm), of this lane; with norm also its squares.
-template <Format kFormat, int kBits, typename X>
+// y[m] += dot(row n of the weights, row m of x * norm), of this lane; with norm also its squares. first_x: of x,
+// the element that these rows begin with.
+template <Format kFormat, int kBits>
 __device__ __forceinline__ void multiply(const Problem& problem, const Operands& operands, Index s,
-                                         Index n, const X* x, int rows, float (&y)[kRows],
+                                         Index n, Index first_x, int rows, float (&y)[kRows],
                                          float (&squares)[kRows]) {
   using C = Codes<kFormat, kBits, float>;
   const int lane = threadIdx.x % 32;
@@ -25,6 +26,8 @@ __device__ __forceinline__ void multiply(const Problem& problem, const Operands&
   const uint8_t* row = operands.packed + s * operands.packed_stack_stride + n * bytes;
   const C codes(operands.codebook, s);
   const NormValues norm(operands.norm, s, 0);
+  // x of any type in one kernel, which is the slowest anyway.
+  const auto x = [&](int m, Index k) { return load(operands.x, problem.x, first_x + m * K + k); };
   const auto shift_of = [&](Index g) {
     return problem.affine == Affine::kSymmetric ? C::kMid : load(operands.shift, s, n, g);
   };
@@ -45,13 +48,13 @@ __device__ __forceinline__ void multiply(const Problem& problem, const Operands&
       if (norm.data == nullptr) {
 #pragma unroll
         for (int m = 0; m < kRows; ++m)
-          if (m < rows) y[m] += w * to_float(__ldg(x + m * K + k));
+          if (m < rows) y[m] += w * x(m, k);
       } else {
         const float factor = load(norm.data, norm.dtype, k);
 #pragma unroll
         for (int m = 0; m < kRows; ++m)
           if (m < rows) {
-            const float v = to_float(__ldg(x + m * K + k));
+            const float v = x(m, k);
             y[m] += w * (factor * v), squares[m] = fmaf(v, v, squares[m]);
           }
       }
@@ -65,7 +68,7 @@ __device__ __forceinline__ float sum_over_warp(float v) {
   return v;
 }
 
-template <Format kFormat, int kBits, typename X>
+template <Format kFormat, int kBits>
 __global__ void __launch_bounds__(kWarps * 32, 4)
     gemv_simt(const Problem problem, const Operands operands) {
   const bool gated = is_gated(problem.activation);
@@ -77,14 +80,15 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 
   const int rows = static_cast<int>(min(Index{kRows}, M - m0));
   const Index s = stack_entry(operands.index, problem.stack, b);
-  const X* x = static_cast<const X*>(operands.x) + (b * M + m0) * problem.K;
   const Output output = output_of(problem, operands);
   float first[kRows] = {};  // of a pair
 #pragma unroll 1
   for (int half = gated ? 0 : 1; half < 2; ++half) {
     const Index row = gated && half == 1 ? n + N : n;
     float y[kRows] = {}, squares[kRows] = {};
-    if (s >= 0) multiply<kFormat, kBits>(problem, operands, s, row, x, rows, y, squares);
+    if (s >= 0)
+      multiply<kFormat, kBits>(problem, operands, s, row, (b * M + m0) * problem.K, rows, y,
+                               squares);
     const float bias = bias_of(output, s >= 0, s, row);
     const float scale = global_scale_of(output, s >= 0, s, row);
 #pragma unroll

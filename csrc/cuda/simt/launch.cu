@@ -24,8 +24,8 @@ struct Simt {
         ceil_div(problem.y_width(), simt::kWarps) * ceil_div(problem.M, simt::kRows);
     dim3 grid;
     if (!make_grid(tiles, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
-    return launch_kernel(simt::gemv_simt<kFormat, kBits, X>, {grid, simt::kWarps * 32}, device,
-                         stream, problem, operands);
+    return launch_kernel(simt::gemv_simt<kFormat, kBits>, {grid, simt::kWarps * 32}, device, stream,
+                         problem, operands);
   }
 };
 

@@ -39,8 +39,9 @@ struct SpanShape {
                                     : kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256
                                                                                             : 128;
   // For 1, 2 and 4 units a lane: the warps that share 64 K registers without spilling any, on any
-  // architecture (but four bytes on sm_80 of e8m0 with a norm, and on sm_120 of groups of 64: int2, and int4
-  // with a norm; and eight on sm_100 of int8 in groups). Fewer units are more blocks and sums.
+  // architecture (but four or eight bytes: on sm_80 of e8m0 and of tables in groups of 32, with a norm; on sm_100 of
+  // int8 in groups, and of tables in groups of 32; on sm_120 of groups of 64, int2, and int4 with a norm). Fewer units
+  // are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
     if (is_rare(kBits)) return {16, 16, 16};
@@ -64,11 +65,10 @@ struct SpanShape {
 
 // x in registers: one or two rows as bytes, of any type; more as pairs, and all where codes take scales
 // with them. Codes of integers are exact in x's type, whichever it is; others, and x * norm, are fp16.
-struct AnyX {};
 template <typename C, typename Element, typename X, int kRows, Scales kScales, int kSpanBytes,
           int kUnits, Parts kParts>
 using PairsSpan = std::conditional_t<
-    kParts == Parts::kNormAndEpilogue, XNormed<C, X, kRows, kSpanBytes, kUnits>,
+    kParts == Parts::kNormAndEpilogue, XNormed<C, kRows, kSpanBytes, kUnits>,
     XPairs<C, Element, X, kRows, kSpanBytes, kUnits, kScales == Scales::kByHalf>>;
 template <Format kFormat, typename X, Parts kParts>
 using ElementOf =
@@ -85,8 +85,9 @@ using Span = std::conditional_t<
                                  kSpanBytes, kUnits, kParts>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
-template <Scales kScales, typename Rows, typename Term, typename Span>
-__device__ __forceinline__ void multiply(const uint8_t* weights, const Term* terms, const Span& xs,
+template <Scales kScales, typename Rows, typename Term, typename Span, typename PutTerms>
+__device__ __forceinline__ void multiply(const uint8_t* weights, const Term* terms,
+                                         PutTerms&& put_terms, const Span& xs,
                                          float (&y)[Span::kResults]) {
   constexpr int kParts = kScales == Scales::kByHalf ? 2 : 1;  // of a block
   const int g = threadIdx.x % 32 / 4;
@@ -96,7 +97,7 @@ __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* ter
     Rows::load(w, weights, i);
     float v[Span::kResults];
     xs.template dot<kScales != Scales::kByRow>(w, i, v);
-    if (kScales != Scales::kByRow && i == 0) __syncwarp();  // for the terms, as late as possible
+    if (kScales != Scales::kByRow && i == 0) put_terms(), __syncwarp();  // as late as possible
 #pragma unroll
     for (int e = 0; e < Span::kResults; ++e) {
       if constexpr (kScales == Scales::kByRow) {
@@ -134,7 +135,9 @@ __global__ void __launch_bounds__(
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
   constexpr bool kBesideEarly = kHasShift || (kParts != Parts::kNone && kRows <= 2);  // likewise
   constexpr bool kHasGlobalScale = !kHasShift && kParts != Parts::kNone;
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(128) uint8_t memory[];
+  constexpr bool kHasTable = Span::kHasTable;
+  uint8_t* const shared = memory + (kHasTable ? PairTable::kBytes : 0);
 
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
@@ -144,6 +147,8 @@ __global__ void __launch_bounds__(
   // One row may have two parts, each of which is a row up to the end.
   const auto in_parts = [&] { return Span::is_in_parts(params.x_dtype); };
   const auto rows = [&] { return in_parts() ? 2 : M; };
+  // Partial sums of a row are so many, and end up as one.
+  const auto parts = [&] { return Span::kHalves || in_parts() ? 2 : 1; };
   const Tiling<kParts> tiling{params};
   const int first_row = cta * params.rows_a_cta + min(cta, params.more) * params.unit;
   const int last_tile =  // its first row
@@ -176,6 +181,10 @@ __global__ void __launch_bounds__(
   };
   if (exists) ask_norm(0);
   commit_copies();
+  // A table in shared memory is made behind the first weights.
+  uint32_t entry = 0;
+  if constexpr (kHasTable)
+    if (exists) entry = PairTable::ask(params.codebook, s);
 
   uint8_t* const ring = shared + warp * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
@@ -186,7 +195,8 @@ __global__ void __launch_bounds__(
             column_size = sum_row + 4;
   const int partial_size = params.partial_bytes / 8;
   Span xs;
-  if (exists && !go_into_operand(kScales)) xs.codes = {params.codebook, s};
+  if constexpr (!go_into_operand(kScales) && !kHasTable)
+    if (exists) xs.codes = {params.codebook, s};
 
   for (int block = 0; block < params.tiles; block += params.block_tiles) {
     const int tiles = min(params.block_tiles, params.tiles - block);
@@ -200,7 +210,7 @@ __global__ void __launch_bounds__(
         return load_scale(p, s, n, 0);
       };
       if constexpr (!kHasShift) {
-        const float scale = load_row(params.scale) * xs.codes.unit();
+        const float scale = load_row(params.scale);
         return float2{scale, scale};
       }
       return terms_of(params.affine, load_row(params.scale), load_row(params.shift),
@@ -255,6 +265,11 @@ __global__ void __launch_bounds__(
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
+      if constexpr (kHasTable)
+        if (block == 0) {
+          xs.codes = {entry, params.codebook.dtype, memory};
+          __syncthreads();
+        }
       if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
       if (!kBesideEarly && kParts != Parts::kNone) touch(params.output);
       if constexpr (go_into_operand(kScales)) xs.codes.settle(params.codebook.dtype);
@@ -306,9 +321,17 @@ __global__ void __launch_bounds__(
 #pragma unroll 1
               for (int plane = 0; plane < 2; ++plane) with(xs.codes.plane(plane));
           } else {
-            if constexpr (kByBlock)
-              make_terms<kScales, kBits, Span::kBlocks>(params, before, scales, xs.codes, terms);
-            multiply<kScales, Rows>(weights, terms, xs, y);
+            if constexpr (kByBlock) {
+              const auto made = terms_of_tile<kScales, kBits, Span::kBlocks, Term>(
+                  params, before, scales, xs.codes.unit());
+              const auto put = [&] {
+#pragma unroll
+                for (int i = 0; i < made.kCount; ++i) terms[lane + 32 * i] = made.of[i];
+              };
+              multiply<kScales, Rows>(weights, terms, put, xs, y);
+            } else {
+              multiply<kScales, Rows>(weights, terms, [] {}, xs, y);
+            }
           }
           __syncwarp();
           xs.add(to, column_size, rows(), slice > 0, y, true);
@@ -321,7 +344,7 @@ __global__ void __launch_bounds__(
       const Result result = result_of(i);
       float2 sum{}, sum_x{}, squares{};
 #pragma unroll 1
-      for (int part = 0; part < (in_parts() ? 2 : 1); ++part) {
+      for (int part = 0; part < parts(); ++part) {
         const float2* from = partials + (result.column + part) * column_size;
 #pragma unroll 4
         for (int w = 0; w < warps; ++w, from += partial_size) {
@@ -334,7 +357,10 @@ __global__ void __launch_bounds__(
       }
       if (!kByBlock && exists) {
         if (!kTermsEarly || i > first_i) term = row_term(result.n);
-        sum = {term.x * sum.x + term.y * sum_x.x, term.x * sum.y + term.y * sum_x.y};
+        const float unit =
+            xs.codes.unit();  // of a table, which was not there when terms were asked for
+        sum = {unit * (term.x * sum.x + term.y * sum_x.x),
+               unit * (term.x * sum.y + term.y * sum_x.y)};
       }
       if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
       if (kNormed && !norm.is_one) {

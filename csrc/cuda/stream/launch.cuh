@@ -47,7 +47,13 @@ struct Stream {
     if constexpr (kIsTable) {
       if (scales == Scales::kE8M0) return run_parts<Scales::kE8M0, 4>(call);
       if (scales == Scales::kE4M3) return run_parts<Scales::kE4M3, 4>(call);
-      if (scales == Scales::kByHalf) return run_parts<Scales::kByHalf, 1>(call);
+    }
+    if (scales == Scales::kByHalf) {
+      if constexpr (has_halves(4))
+        if (units == 4) return run_parts<Scales::kByHalf, 4>(call);
+      if constexpr (has_halves(2))
+        if (units == 2) return run_parts<Scales::kByHalf, 2>(call);
+      if constexpr (kIsTable) return run_parts<Scales::kByHalf, 1>(call);
     }
     if constexpr (!kIsRare)
       if (scales == Scales::kByRow) return run_parts<Scales::kByRow, 4>(call);
@@ -74,14 +80,21 @@ struct Stream {
     return kBits == 8 ? lane_units > 1 : !kIsRare || lane_units != 2;
   }
 
+  // Those of which each half is a group, for one row of x: there are as many ends of groups as with blocks twice
+  // as large. (Of one unit those of tables are, for more rows too.)
+  static constexpr bool has_halves(int lane_units) {
+    if (kInParts || lane_units == 1 || kBits == 1) return false;
+    return kIsRare ? lane_units == 4 : kBits == 4 && (kHasShift || kIsTable);
+  }
   // Blocks of one word a lane are too many for more rows.
   static constexpr int max_rows(int lane_units) {
     return lane_units == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
   }
 
   // Whether there are kernels with parts: tables with scales that are rare have none.
-  static constexpr bool has_parts(Scales scales) {
-    return kHasParts && (!kIsTable || (scales != Scales::kByRow && scales != Scales::kByHalf));
+  static constexpr bool has_parts(Scales scales, int lane_units) {
+    const bool is_rare = scales == Scales::kByRow || (scales == Scales::kByHalf && lane_units == 1);
+    return kHasParts && !(kIsTable && is_rare);
   }
   // Rows of x that an epilogue without a norm is there for. Of integers with more than two it is XLA's, as choose.h
   // says, but for a scale of one byte, which is part of these kernels.
@@ -136,12 +149,15 @@ struct Stream {
     if ((kHasShift && size == 1) || !suits(scale) || !suits(shift) ||
         scale.n_stride != shift.n_stride || problem.N * scale.n_stride * size >= Index{1} << 31)
       return {};
+    const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
+    const bool halves = problem.M == 1 && !has_one && !odd && !whole;
     for (const int lane_units : {4, 2, 1}) {
-      if (!has_units(lane_units)) continue;
       const Index block = lane_units * 32 * stream::Unit<kBits, 1>::kBytes / kBits;
+      if (has_halves(lane_units) && halves && block == 2 * problem.group)
+        return {true, Scales::kByHalf, lane_units, -1};
+      if (!has_units(lane_units)) continue;
       for (int log = 0; has_one || block << log <= problem.group; ++log)
         if (has_one ? block << log >= problem.K : block << log == problem.group) {
-          const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
           if (odd && !may_be_odd(lane_units, log)) return {};
           return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_units, log, odd};
         }
@@ -163,7 +179,7 @@ struct Stream {
     const bool normed = operands.norm.data != nullptr;
     const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);
     if (!(normed || has_epilogue(problem, operands))) return most;
-    if (!has_parts(found.scales)) return 0;
+    if (!has_parts(found.scales, found.lane_units)) return 0;
     if (kHasShift && (normed || found.scales == Scales::kByRow)) return most;
     return normed ? 8 : epilogue_rows(found.scales);
   }
@@ -172,7 +188,7 @@ struct Stream {
   template <Scales kScales, int kUnits>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    if constexpr (has_parts(kScales)) {
+    if constexpr (has_parts(kScales, kUnits)) {
       if (operands.norm.data != nullptr)
         return run_rows<kScales, kUnits, Parts::kNormAndEpilogue>(call);
       constexpr auto kEpilogue = kIsRare ? Parts::kNormAndEpilogue : Parts::kEpilogue;
@@ -181,15 +197,18 @@ struct Stream {
     return run_rows<kScales, kUnits, Parts::kNone>(call);
   }
 
+  template <Scales kScales, int kUnits>
+  static constexpr bool kIsOneRow = kScales == Scales::kByHalf && kUnits > 1;
+
   // One row of float32 is two of bytes.
   template <Scales kScales, int kUnits, Parts kParts>
-    requires(kInParts || kIsRare)
+    requires(kInParts || kIsRare || kIsOneRow<kScales, kUnits>)
   static cudaError_t run_rows(const Call& call) {
-    return launch<2, kScales, kUnits, kParts>(call);
+    return launch<kIsOneRow<kScales, kUnits> ? 1 : 2, kScales, kUnits, kParts>(call);
   }
 
   template <Scales kScales, int kUnits, Parts kParts>
-    requires(!kInParts && !kIsRare)
+    requires(!kInParts && !kIsRare && !kIsOneRow<kScales, kUnits>)
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
     constexpr int kMost =
@@ -198,9 +217,9 @@ struct Stream {
             : std::min(max_rows(kUnits),
                        kParts == Parts::kEpilogue ? epilogue_rows(kScales) : kMaxRows);
     if constexpr (kHasBytes && !stream::go_into_operand(kScales)) {
-      // Only with 4 bits does one row have a kernel of its own, of tables where a block has two groups.
+      // Only with 4 bits, or where a block has two groups, does one row have a kernel of its own.
       constexpr bool kHalves = kScales == Scales::kByHalf;
-      constexpr int kOne = (kBits == 4 && !kIsTable) || kHalves ? 1 : 2;
+      constexpr int kOne = (kBits == 4 && !kIsTable && kUnits == 4) || kHalves ? 1 : 2;
       using One = stream::SpanShape<kFormat, kBits, kOne, kScales, kUnits, kParts>;
       const int blocks = stream::SpanRows<kBits, One::kSpanBytes, kUnits>::kBlocks;
       const bool begins_in_word = kScales == Scales::kByBlock &&
@@ -234,8 +253,9 @@ struct Stream {
         kParts == Parts::kNormAndEpilogue
             ? !kIsRare && kRows == kNormedRows<kScales, kUnits>
             : kRows == 8 && (kMostRows > kMaxRows || kScales == Scales::kByHalf);
-    // The kernels with bytes of x are the same for all types of it.
-    constexpr bool kIsAnyX = kHasBytes && kRows <= 2 && !stream::go_into_operand(kScales);
+    // Where operands of x are not of its type, a kernel is for all types of it.
+    constexpr bool kIsAnyX =
+        !kHasShift || kParts == Parts::kNormAndEpilogue || (kHasBytes && kRows <= 2);
     const auto kernel =
         stream::gemv_stream<kFormat, kBits, std::conditional_t<kIsAnyX, stream::AnyX, X>, kRows,
                             kMTiles, kScales, kUnits, kParts>;
@@ -277,14 +297,15 @@ struct Stream {
     // As many warps as share K evenly, and CTAs with the same number of rows each. What the warps
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
     const int rows = kInParts ? 2 : std::min(params.M, kRows);
-    const int columns = ceil_div(rows, Span::kRowsAColumn);
+    const int columns = Span::kHalves ? 2 : ceil_div(rows, Span::kRowsAColumn);
     const int column_bytes = columns * 8, x_bytes = rows * Span::kRowBytes + params.norm_bytes;
     const auto partial_bytes = [&](int tiles) {
       return (tiles * stream::kTileN + 4) * column_bytes;  // and the sums of x
     };
     const int least_bytes = kRingBytes + x_bytes + partial_bytes(1);
-    const int most_warps =
-        std::min(Shape::kMaxWarps, (device.shared_bytes - kReserved) / least_bytes);
+    const int table_bytes = Span::kHasTable ? stream::PairTable::bytes_on(device.major) : 0;
+    const int of_cta = kReserved + table_bytes;
+    const int most_warps = std::min(Shape::kMaxWarps, (device.shared_bytes - of_cta) / least_bytes);
     const int spans = (params.row_bytes + kSpanBytes - 1) / kSpanBytes;
     params.slices = (spans + most_warps - 1) / most_warps;
     const int warps = (spans + params.slices - 1) / params.slices;
@@ -292,7 +313,7 @@ struct Stream {
     // (H200, int2, M = 1, the shapes of docs/cuda-notes.md: 72 rows are slower, 108 faster).
     const int ctas_an_sm =
         std::min({std::max({params.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps,
-                  device.shared_bytes / (kReserved + warps * least_bytes)});
+                  device.shared_bytes / (of_cta + warps * least_bytes)});
     params.m_tiles = (params.M + kRows - 1) / kRows;
     const int most_ctas = std::max(device.sms * ctas_an_sm / params.m_tiles, 1);
     // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
@@ -310,7 +331,7 @@ struct Stream {
     constexpr int kLine = 128;
     const bool in_place = params.slices == 1;
     const int beside = kRingBytes + (in_place ? 0 : x_bytes);  // partial sums, of a warp
-    int room = (device.shared_bytes / ctas_an_sm - kReserved) / warps - beside;
+    int room = (device.shared_bytes / ctas_an_sm - of_cta) / warps - beside;
     if (in_place) room = room / kLine * kLine;
     const int most_tiles = (room / column_bytes - 4) / stream::kTileN;  // one at the least
     params.block_tiles = ceil_div(params.tiles, ceil_div(params.tiles, most_tiles));
@@ -319,7 +340,7 @@ struct Stream {
       params.partial_bytes = ceil_div(std::max(x_bytes, params.partial_bytes), kLine) * kLine;
     params.x_bytes = in_place ? params.partial_bytes : x_bytes;
     params.partials = in_place ? 0 : warps * x_bytes;
-    const int bytes = warps * (beside + params.partial_bytes);
+    const int bytes = table_bytes + warps * (beside + params.partial_bytes);
     const dim3 grid(static_cast<unsigned>(ctas * params.m_tiles),
                     static_cast<unsigned>(problem.batch));
     return launch_kernel(kernel, {grid, warps * 32, bytes}, device, stream, params);

@@ -10,10 +10,14 @@
 namespace jaxgemv::cuda::stream {
 
 // How scale and shift lie: one for each row of the weights; or for each group of a power of two of blocks,
-// in rows of whole words; or scales alone for each half of a block. Or those of tables that go into the
-// operand: e8m0 for each 32 codes, e4m3 for each 16.
+// in rows of whole words; or for each half of a block. Or those of tables that go into the operand: e8m0 for
+// each 32 codes, e4m3 for each 16.
 enum class Scales { kByRow, kByBlock, kByHalf, kE8M0, kE4M3 };
 
+// Of a span, that have scales of their own.
+JAXGEMV_HD constexpr int groups_of(Scales scales, int blocks) {
+  return scales == Scales::kByHalf ? 2 * blocks : blocks;
+}
 JAXGEMV_HD constexpr bool go_into_operand(Scales scales) { return scales >= Scales::kE8M0; }
 // Bytes of a row's span of 128 bytes.
 JAXGEMV_HD constexpr int operand_scale_bytes(Scales scales) {
@@ -97,12 +101,15 @@ struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
   static constexpr int kSpanBytes = Rows::kBytes, kBlocks = Rows::kBlocks;
+  // Of 32 bits; those of groups of half a word are shorter.
+  static constexpr int kNumbers = Rows::kLaneUnits == 1 ? kBlocks : groups_of(kScales, kBlocks);
   static constexpr int kWeightBytes = kTileN * Rows::kRowBytes;
   static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0
                                      : go_into_operand(kScales)
                                          ? kTileN * operand_scale_bytes(kScales)
-                                         : kTileN * (kHasShift ? 8 : 4) * kBlocks;
-  static constexpr int kCopiesOfScales = go_into_operand(kScales) ? kScaleBytes / 128 : kBlocks / 2;
+                                         : kTileN * (kHasShift ? 8 : 4) * kNumbers;
+  static constexpr int kCopiesOfScales =
+      go_into_operand(kScales) ? kScaleBytes / 128 : kNumbers / 2;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;  // of a stage
   // Of a copy of weights: lanes for a row, of which some may have no piece of it, and rows.
   static constexpr int kLanes = std::bit_ceil(unsigned{Rows::kPieces}), kRows = 32 / kLanes;
@@ -229,7 +236,9 @@ struct WarpMemory {
   static constexpr int kTerms =
       kStages * Pipeline<kFormat, kScales, Rows, Parts::kNone, kStages>::kBytes;
   static constexpr bool kHasTerms = kScales != Scales::kByRow && !go_into_operand(kScales);
-  static constexpr int kBytes = kTerms + (kHasTerms ? kTileN * Rows::kBlocks * 8 : 0);
+  static constexpr int kTermBytes = kFormat == Format::kAffine ? 8 : 4;
+  static constexpr int kBytes =
+      kTerms + (kHasTerms ? kTileN * groups_of(kScales, Rows::kBlocks) * kTermBytes : 0);
 };
 
 // A scale or shift of 16 or 32 bits in a word, `at` bytes behind the first of its row. Without branches,
@@ -242,44 +251,47 @@ __device__ __forceinline__ float value_in(const uint8_t* word, uint32_t select, 
   return dtype == Dtype::kF16 ? float_of_bits(bits >> 16, Dtype::kF16) : __uint_as_float(bits);
 }
 
-// The terms of a tile from its copied scales: lane l makes those of the (row, block) pairs l, l +
-// 32 and so on. before: as scales_before has it.
-template <Scales, int kBits, int kBlocks, typename Codes>
-__device__ __forceinline__ void make_terms(const Params& params, int before, const uint8_t* scales,
-                                           const Codes&, float2* terms) {
-  const int lane = threadIdx.x % 32, row_bytes = 4 << params.words_log;
-  const int at = (lane % kBlocks >> params.group_log << params.scale_log) + before;
-  const uint32_t select = select_of(params, at);
-  const uint8_t* const words = scales + lane / kBlocks * 2 * row_bytes + (at & ~3);
-#pragma unroll
-  for (int i = 0; i < kTileN * kBlocks / 32; ++i) {
-    const uint8_t* const of_row = words + 32 / kBlocks * i * 2 * row_bytes;
-    terms[lane + 32 * i] =
-        terms_of(params.affine, value_in(of_row, select, params.scale.dtype),
-                 value_in(of_row + row_bytes, select, params.shift.dtype), mid_code(kBits));
-  }
-}
+// Of the terms of a tile lane l makes those of the pairs l, l + 32 and so on of rows and blocks, or their halves.
+template <typename Term, int kTerms>
+struct LaneTerms {
+  static constexpr int kCount = kTerms / 32;
+  Term of[kCount];
+};
 
-// The same without shifts, of any dtype, for pairs of rows and blocks or their halves.
-template <Scales kScales, int kBits, int kBlocks, typename Codes>
-__device__ __forceinline__ void make_terms(const Params& params, int before, const uint8_t* scales,
-                                           const Codes& codes, float* terms) {
-  constexpr int kGroups = kBlocks * (kScales == Scales::kByHalf ? 2 : 1);
+// From a tile's copied scales. before: as scales_before has it; unit: of a table's entries.
+template <Scales kScales, int kBits, int kBlocks, typename Term>
+__device__ __forceinline__ auto terms_of_tile(const Params& params, int before,
+                                              const uint8_t* scales, float unit) {
+  constexpr bool kHasShift = std::is_same_v<Term, float2>;
+  constexpr int kGroups = groups_of(kScales, kBlocks);
+  LaneTerms<Term, kTileN * kGroups> terms;
   const int lane = threadIdx.x % 32, log = kGroups > kBlocks ? 0 : params.group_log;
   const int row_bytes = 4 << params.words_log;
   const int at = (lane % kGroups >> log << params.scale_log) + before;
-  const uint8_t* const row = scales + lane / kGroups * row_bytes;
-  const Dtype dtype = params.scale.dtype;
-  const auto make = [&](auto&& value) {
-    const float unit = codes.unit();
+  const uint8_t* const row = scales + lane / kGroups * (kHasShift ? 2 : 1) * row_bytes;
+  const auto make = [&](auto&& term) {
 #pragma unroll
-    for (int i = 0; i < kTileN * kGroups / 32; ++i)
-      terms[lane + 32 * i] = value(row + 32 / kGroups * i * row_bytes) * unit;
+    for (int i = 0; i < terms.kCount; ++i)
+      terms.of[i] = term(row + 32 / kGroups * i * (kHasShift ? 2 : 1) * row_bytes);
   };
-  if (params.scale_log == 0) [[unlikely]]
-    return make([&](const uint8_t* of_row) { return float_of_byte(of_row[at], dtype); });
-  const uint32_t select = select_of(params, at);
-  make([&](const uint8_t* of_row) { return value_in(of_row + (at & ~3), select, dtype); });
+  if constexpr (kHasShift) {
+    const uint32_t select = select_of(params, at);
+    make([&](const uint8_t* of_row) {
+      const uint8_t* const word = of_row + (at & ~3);
+      return terms_of(params.affine, value_in(word, select, params.scale.dtype),
+                      value_in(word + row_bytes, select, params.shift.dtype), mid_code(kBits));
+    });
+  } else {
+    const Dtype dtype = params.scale.dtype;
+    const uint32_t select = select_of(params, at);
+    if (params.scale_log == 0) [[unlikely]]
+      make([&](const uint8_t* of_row) { return float_of_byte(of_row[at], dtype) * unit; });
+    else
+      make([&](const uint8_t* of_row) {
+        return value_in(of_row + (at & ~3), select, dtype) * unit;
+      });
+  }
+  return terms;
 }
 
 }  // namespace jaxgemv::cuda::stream

@@ -23,7 +23,7 @@ struct Unit {
 // A span is blocks, of which lane t of four has kUnits units.
 template <int kBits, int kSpanBytes, int kUnits>
 struct SpanRows {
-  static constexpr int kBytes = kSpanBytes, kPieces = kSpanBytes / 16;
+  static constexpr int kLaneUnits = kUnits, kBytes = kSpanBytes, kPieces = kSpanBytes / 16;
   static constexpr int kBlocks = kSpanBytes / (4 * kUnits * Unit<kBits, kUnits>::kBytes);
   // So that the lanes that read together find different banks, the halves of each 128 bytes of odd rows
   // change places, or rows are further apart: an odd number of pieces, or of pairs where lanes read two words.

@@ -4,11 +4,12 @@
 // a power of two for each span of a row, and its four bytes are four columns: y is the sum of their
 // products by powers of 256, each of them exact. Elements down to 2^-19 of the span's largest are
 // exact, smaller ones are off by 2^-31 of it at most. A row of float32 is two: what the first leaves of it
-// becomes fixed point once more, so that elements down to 2^-38 are exact.
+// becomes fixed point once more, so that elements down to 2^-38 are exact. Where a table's entries have two bytes, x has
+// three: elements down to 2^-14 of the span's largest are exact, smaller ones off by 2^-23 of it at most.
 //
 // Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
-// out of the product. An 8-bit word is ready as it is. Those of tables and of widths that do not divide a
-// byte take a few operations each four.
+// out of the product. An 8-bit word is ready as it is. Those of widths that do not divide a byte take a few
+// operations each four, and those of tables are looked up.
 //
 // Where two groups share a block, x of the second is in the columns of a second row, alone.
 //
@@ -16,7 +17,7 @@
 #pragma once
 
 #include "../common/norm.cuh"
-#include "../common/table16.cuh"
+#include "pair_table.cuh"
 #include "rows.cuh"
 #include "x_pairs.cuh"
 
@@ -25,15 +26,19 @@ namespace jaxgemv::cuda::stream {
 // Up to kMaxRows rows of 16-bit x, one or two; one where blocks have two groups. Or one of float32, if
 // kMayBeInParts.
 template <Format kFormat, int kBits, int kMaxRows, int kSpanBytes, int kUnits, bool kNormed,
-          bool kHalves>
+          bool kHasHalves>
 class XInt8 {
   static constexpr bool kIsRun = Unit<kBits, kUnits>::kIsRun;
-  using C = std::conditional_t<kIsRun, RunCodes<kBits>, Codes<kFormat, kBits, int8_t>>;
-  static_assert(kMaxRows == 1 || !kHalves);
+  static constexpr bool kIsTable = kFormat == Format::kCodebook;
+  using C = std::conditional_t<
+      kIsTable, PairTable,
+      std::conditional_t<kIsRun, RunCodes<kBits>, Codes<kFormat, kBits, int8_t>>>;
+  static_assert(kMaxRows == 1 || !kHasHalves);
 
  public:
   using Units = typename Unit<kBits, kUnits>::Share[2];  // of two rows of the weights
-  static constexpr bool kHasSums = true;
+  static constexpr bool kHasSums = C::kHasSums, kHalves = kHasHalves;
+  static constexpr bool kHasTable = kIsTable;  // in shared memory
   C codes;
   static constexpr int kBlocks = SpanRows<kBits, kSpanBytes, kUnits>::kBlocks,
                        kSpanK = kSpanBytes * 8 / kBits;
@@ -69,7 +74,7 @@ class XInt8 {
 
   // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
   // which there are `count`.
-  // Returns the sum of squares of row t / 2 of x, in one of its two lanes.
+  // Returns the sum of squares of row t / 2 of x, in one of the lanes that have it.
   __device__ __forceinline__ float2 take(int rows, Dtype dtype, uint8_t* staged,
                                          const StagedNorm& norm, int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
@@ -87,77 +92,83 @@ class XInt8 {
         worth[0] = row.power * (t % 2 ? 65536.f : 1.f) / (1 << C::kUp);
         worth[1] = worth[0] * 256;
       }
-      // Neighbouring lanes have a block's x, or a half's. The lane of the lowest bytes keeps the sum.
-      constexpr int kLanes = 32 / kBlocks, kSumLanes = kLanes / (kHalves ? 2 : 1);
-      float total = row.sum * row.power;
-      if constexpr (kIsTable) total *= codes.least();
+      if constexpr (kHasSums) {
+        // Neighbouring lanes have a block's x, or a half's. The lane of the lowest bytes keeps the sum.
+        constexpr int kLanes = 32 / kBlocks, kSumLanes = kLanes / (kHalves ? 2 : 1);
+        float total = row.sum * row.power;
 #pragma unroll
-      for (int i = kSumLanes / 2; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+        for (int i = kSumLanes / 2; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        const float of_block =
-            __shfl_sync(~0u, total, i * kLanes + (kHalves ? t / 2 * kSumLanes : 0));
-        if (is_mine) sum[i] = t % 2 ? 0 : of_block;
+        for (int i = 0; i < kBlocks; ++i) {
+          const float of_block =
+              __shfl_sync(~0u, total, i * kLanes + (kHalves ? t / 2 * kSumLanes : 0));
+          if (is_mine) sum[i] = t % 2 ? 0 : of_block;
+        }
       }
     }
     __syncwarp();
     // The last row fills the columns of those there are not.
-    const uint8_t* const plane =
-        staged + min(g / 4, rows - 1) * kRowBytes + g % 4 * kSpanK + t * kShare;
+    const uint8_t* const row = staged + min(g / 4, rows - 1) * kRowBytes + t * kShare;
+    const auto plane = [&](int digit) { return row + digit % 4 * kSpanK; };
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      load_shared<kShare / 4>(&b[i][0][0], plane + i * 4 * kShare);
+      if constexpr (kIsTable) {
+        uint32_t of_high[kShare / 4], of_low[kShare / 4];
+        load_shared<kShare / 4>(of_high, plane(g + 3) + i * 4 * kShare);
+        load_shared<kShare / 4>(of_low, plane(g) + i * 4 * kShare);
+#pragma unroll
+        for (int q = 0; q < kShare / 2; ++q)
+          b[i][q / kSteps][q % kSteps] =
+              __byte_perm(of_high[q / 2], of_low[q / 2], q % 2 ? 0x7362 : 0x5140);
+      } else {
+        load_shared<kShare / 4>(&b[i][0][0], plane(g) + i * 4 * kShare);
+      }
       if (kHalves && g / 4 != t / 2)
 #pragma unroll
-        for (uint32_t& quad : b[i][0]) quad = 0;
+        for (auto& unit : b[i])
+#pragma unroll
+          for (uint32_t& quad : unit) quad = 0;
     }
-    return {t % 2 ? 0 : squares, 0};
+    return {t % 2 || (kHalves && t > 1) ? 0 : squares, 0};
   }
 
-  // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
-  // scale.
-  template <bool kByBlock>
+  // A tile's products with block i.
+  template <bool>
   __device__ __forceinline__ void dot(const Units& w, int i, float (&v)[kResults]) const {
     int sums[C::kSums][4];
 #pragma unroll
     for (int e = 0; e < 4 * C::kSums; ++e) sums[e / 4][e % 4] = C::start(e / 4);
-    if constexpr (!C::kSumsByStep) {  // an mma takes two steps of a unit, of a plane
+    if constexpr (!C::kSumsByStep) {  // an mma takes two steps of a unit
 #pragma unroll
       for (int j = 0; j < kShares; ++j)
 #pragma unroll
-        for (int step = 0; step < kSteps; step += 2)
-#pragma unroll
-          for (int part = 0; part < C::kParts; ++part)
-#pragma unroll
-            for (int plane = 0; plane < C::kPlanes; ++plane) {
-              const auto quad = [&](int r, int next) {
-                if constexpr (kIsRun)
-                  return C::quad(w[r], step + next);
-                else
-                  return codes.quad(w[r][j], plane, step + next, part);
-              };
-              mma_bytes(sums[plane], quad(0, 0), quad(1, 0), quad(0, 1), quad(1, 1), b[i][j][step],
-                        b[i][j][step + 1]);
-            }
+        for (int step = 0; step < kSteps; step += 2) {
+          const auto quad = [&](int r, int next) {
+            if constexpr (kIsRun)
+              return C::quad(w[r], step + next);
+            else
+              return codes.quad(w[r][j], step + next);
+          };
+          mma_bytes<C::kSigned>(sums[0], quad(0, 0), quad(1, 0), quad(0, 1), quad(1, 1),
+                                b[i][j][step], b[i][j][step + 1]);
+        }
     } else {  // or one of two words
       constexpr int kNext = kUnits > 1;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
         for (int j = 0; j < kUnits; j += 2)
-          mma_bytes(sums[step], codes.quad(w[0][j], step), codes.quad(w[1][j], step),
-                    kNext ? codes.quad(w[0][j + kNext], step) : 0,
-                    kNext ? codes.quad(w[1][j + kNext], step) : 0, b[i][j][step],
-                    b[i][j + kNext][step]);
+          mma_bytes<false>(sums[step], codes.quad(w[0][j], step), codes.quad(w[1][j], step),
+                           kNext ? codes.quad(w[0][j + kNext], step) : 0,
+                           kNext ? codes.quad(w[1][j + kNext], step) : 0, b[i][j][step],
+                           b[i][j + kNext][step]);
     }
     float column[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) column[e] = C::total(sums, e);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float low =
-          kIsTable && kByBlock ? fmaf(worth[0], column[2 * r], sum[i]) : worth[0] * column[2 * r];
-      v[r] = fmaf(worth[1], column[2 * r + 1], low);
+      v[r] = fmaf(worth[1], column[2 * r + 1], worth[0] * column[2 * r]);
     }
   }
 
@@ -167,17 +178,17 @@ class XInt8 {
   static __device__ __forceinline__ int half(int) { return lane_id() % 4 / 2; }
   __device__ __forceinline__ float sum_of(int, int i) const { return sum[i]; }
 
-  // Adds results to partial sums, at row g of the weights; the halves of the bytes apart.
+  // Adds results to partial sums, at row g of the weights; the halves of the bytes apart, and those of blocks as
+  // if they were of two rows of x.
   static __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
                                              const float (&v)[kResults], bool both_rows) {
     const int t = lane_id() % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (r > 0 && !both_rows) break;
-      const float both = kHalves ? v[r] + __shfl_xor_sync(both_rows ? ~0u : 15u, v[r], 2) : v[r];
-      if (t >= 2 * rows) continue;
+      if (t >= 2 * rows && !kHalves) continue;
       float& at = reinterpret_cast<float*>(to + t / 2 * column_size + 8 * r)[t % 2];
-      at = more ? at + both : both;
+      at = more ? at + v[r] : v[r];
     }
   }
 
@@ -188,15 +199,18 @@ class XInt8 {
   }
 
  private:
-  static constexpr bool kIsTable = kFormat == Format::kCodebook;
   // Registers end there.
   static constexpr bool kMayBeInParts = kFormat == Format::kAffine && kMaxRows == 2 && kBits > 2;
   static constexpr int kSteps = C::kSteps;             // of a unit: registers of four codes
   static constexpr int kPieces = kSpanK / 256;         // of 16 bytes of x, that a lane copies
   static constexpr int kShares = kIsRun ? 1 : kUnits;  // a run is four units
-  static constexpr int kShare = kShares * kSteps * 4;  // bytes of a plane and block for a lane
+  // Bytes of a plane and block for a lane.
+  static constexpr int kShare = kShares * kSteps * (kIsTable ? 2 : 4);
+  static constexpr int kTop = kIsTable ? 22 : 30;  // fixed point is less than 2^kTop
   // In a block the sums stay under 2^22.
-  static_assert(kSpanK / kBlocks * ((1 << (kIsTable ? 7 : kBits + C::kUp)) - 1) * 128 < 1 << 22);
+  static constexpr int kMostBits =
+      kIsTable ? 8 : kBits + C::kUp;  // of a byte, or of two that are neighbours
+  static_assert(kSpanK / kBlocks * ((1 << kMostBits) - 1) * 128 < 1 << 22);
 
   // Lane (g, t) has byte g % 4 of row g / 4 of x, for units t * kUnits .. of each block.
   uint32_t b[kBlocks][kShares][kSteps];
@@ -245,7 +259,7 @@ class XInt8 {
       for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
     }
     largest = __reduce_max_sync(~0u, largest);
-    const int exponent = normal_exponent<float>(largest, 30);
+    const int exponent = normal_exponent<float>(largest, kTop);
     const bool finite = largest < 0x7f800000u;
     const float scale = power_of_two(exponent);
 #pragma unroll

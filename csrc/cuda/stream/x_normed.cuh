@@ -8,7 +8,7 @@ namespace jaxgemv::cuda::stream {
 
 // Up to kMaxRows rows of x * norm, each as two rows of fp16 whose sum it is: columns of two tiles, or
 // of the halves of one.
-template <typename C, typename X, int kMaxRows, int kSpanBytes, int kUnits>
+template <typename C, int kMaxRows, int kSpanBytes, int kUnits>
 class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnits, false> {
   using Base = XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnits, false>;
   static constexpr int kTiles = kMaxRows / 4;  // 1 or 2
@@ -17,23 +17,21 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
   static constexpr int kRows = kMaxRows, kRowBytes = 2 * Base::kRowBytes;
   using Base::kResults, Base::kSpanK;
 
-  static_assert(sizeof(X) == sizeof(__half));  // as Base copies it
-
   // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
-  __device__ __forceinline__ float2 take(int rows, Dtype, uint8_t* staged, const StagedNorm& norm,
-                                         int count) {
+  __device__ __forceinline__ float2 take(int rows, Dtype dtype, uint8_t* staged,
+                                         const StagedNorm& norm, int count) {
     const int t = lane_id() % 4;
     float factor[2] = {1, 1}, squares[2] = {};
 #pragma unroll 1
     for (int m = 0; m < rows; ++m) {
       float of_row = 0;
-      const float worth = split(m, rows + m, staged, norm, count, of_row);
+      const float worth = split(m, rows + m, dtype, staged, norm, count, of_row);
 #pragma unroll
       for (int e = 0; e < 2; ++e)
         if (m == (2 * t + e) % kRows) factor[e] = worth, squares[e] = of_row;
     }
     __syncwarp();
-    this->take_rows(staged, [&](int c, int g) {
+    this->take_rows(staged, Dtype::kF16, [&](int c, int g) {
       return (kTiles == 2 ? c : g / kRows) * rows + min(g % kRows, rows - 1);
     });
 #pragma unroll
@@ -75,7 +73,7 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
  private:
   // Row m of what is staged becomes x * norm in fp16, and row `rest` what is missing from it, by a
   // power of two. Returns the inverse of that.
-  static __device__ __forceinline__ float split(int m, int rest, uint8_t* staged,
+  static __device__ __forceinline__ float split(int m, int rest, Dtype dtype, uint8_t* staged,
                                                 const StagedNorm& norm, int count, float& squares) {
     constexpr int kPieces = kSpanK / 256;
     float v[kPieces][8];
@@ -84,8 +82,8 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
     for (int j = 0; j < kPieces; ++j) {
       const int piece = lane_id() + 32 * j;
       float x[8];
-      get_octet({*reinterpret_cast<const uint4*>(staged + Base::place(m, piece)), {}}, kDtypeOf<X>,
-                x);
+      get_octet({*reinterpret_cast<const uint4*>(staged + Base::place(m, piece)), {}},
+                narrow(dtype), x);
       if (8 * piece < count) norm.load_octet(v[j], 8 * piece);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {

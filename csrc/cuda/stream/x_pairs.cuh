@@ -26,6 +26,14 @@ __device__ __forceinline__ uint32_t largest_of(const uint32_t (&pairs)[kPairs]) 
   return max(largest & 0xffffu, largest >> 16);
 }
 
+// x of any type, which the kernel is told.
+struct AnyX {};
+
+// One of two types, so that a third needs no code.
+__device__ __forceinline__ Dtype narrow(Dtype dtype) {
+  return dtype == Dtype::kF16 ? Dtype::kF16 : Dtype::kBF16;
+}
+
 __device__ __forceinline__ uint32_t half_pair(float low, float high) {
   const __half2 v = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(v);
@@ -34,17 +42,18 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
 // Up to kMaxRows rows of x and a warp's span of K, which is blocks of 4 * kUnits words. Where two
 // groups share a block, rows have columns of two tiles, with zeros for the other group.
 template <typename C, typename Element, typename X, int kMaxRows, int kSpanBytes, int kUnits,
-          bool kHalves>
+          bool kHasHalves>
 class XPairs {
   static constexpr int kSteps = C::kProducts;                // of a word
   static constexpr int kShare = kUnits * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
-  static constexpr int kColumnTiles = kMaxRows / 8 * (kHalves ? 2 : 1);  // of an mma's 8 columns
+  static constexpr int kColumnTiles = kMaxRows / 8 * (kHasHalves ? 2 : 1);  // of an mma's 8 columns
   static constexpr bool kScaled = !std::is_same_v<X, Element>;
   static_assert(kShare >= 1);
 
  public:
   using Units = uint32_t[2][kUnits];  // of two rows of the weights
   static constexpr bool kHasSums = C::kHasSums;
+  static constexpr bool kHasTable = false, kHalves = false;  // as in XInt8
   C codes;
   static constexpr int kBlocks = kSpanBytes / (16 * kUnits),
                        kSpanK = kSpanBytes / 4 * C::kWordCodes;
@@ -65,16 +74,17 @@ class XPairs {
       for (int j = 0; j < kSpanK / 256; ++j) {
         const int piece = lane_id() + 32 * j, k = k0 + 8 * piece;
         copy_or_zeros(staged + place(m, piece),
-                      static_cast<const X*>(x) + (first + m * Index{K} + k), k < K);
+                      static_cast<const uint16_t*>(x) + (first + m * Index{K} + k), k < K);
       }
     }
   }
 
   // Turns what this warp's copies have brought into operands.
-  __device__ __forceinline__ float2 take(int rows, Dtype, const uint8_t* staged, const StagedNorm&,
-                                         int) {
+  __device__ __forceinline__ float2 take(int rows, Dtype dtype, const uint8_t* staged,
+                                         const StagedNorm&, int) {
     // Rows past the last one repeat it and are not stored.
-    take_rows(staged, [&](int c, int g) { return min((kHalves ? 0 : 8 * c) + g, rows - 1); });
+    take_rows(staged, dtype,
+              [&](int c, int g) { return min((kHasHalves ? 0 : 8 * c) + g, rows - 1); });
     return {};
   }
 
@@ -127,7 +137,7 @@ class XPairs {
   __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
                                       const float (&v)[kResults], bool both_rows) const {
     const int t = lane_id() % 4;
-    const auto result = [&](int c, int i) { return kHalves ? v[i] + v[4 + i] : v[4 * c + i]; };
+    const auto result = [&](int c, int i) { return kHasHalves ? v[i] + v[4 + i] : v[4 * c + i]; };
 #pragma unroll
     for (int c = 0; c < kMaxRows / 8; ++c)
       if (8 * c + 2 * t < rows)
@@ -144,7 +154,7 @@ class XPairs {
  protected:
   // row_of(c, g): the staged row that is column g of tile c.
   template <typename RowOf>
-  __device__ __forceinline__ void take_rows(const uint8_t* staged, RowOf row_of) {
+  __device__ __forceinline__ void take_rows(const uint8_t* staged, Dtype dtype, RowOf row_of) {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c) {
       const int m = row_of(c, lane_id() / 4);
@@ -161,7 +171,8 @@ class XPairs {
         uint32_t largest = largest_of(raw);
 #pragma unroll
         for (int i = 1; i < 4; i *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, i));
-        const int exponent = normal_exponent<X>(largest, 15);
+        const float most = float_of_bits(largest, narrow(dtype));
+        const int exponent = normal_exponent<float>(__float_as_uint(most), 15);
         scale = power_of_two(exponent);
 #pragma unroll
         for (int e = 0; e < 2; ++e)
@@ -177,8 +188,9 @@ class XPairs {
             const uint32_t* const word = raw + (i * kUnits + j) * C::kWordCodes / 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-              b[c][i][j][step][half] =
-                  kHalves && lane_id() % 4 / 2 != c ? 0 : operand(word, step, half, scale);
+              b[c][i][j][step][half] = kHasHalves && lane_id() % 4 / 2 != c
+                                           ? 0
+                                           : operand(word, step, half, scale, dtype);
             if constexpr (kHasSums)
               mma_m16n8k16<Element>(of_block, C::kOnes, C::kOnes, C::kOnes, C::kOnes,
                                     b[c][i][j][step]);
@@ -212,14 +224,14 @@ class XPairs {
 
   // What meets register `half` of a step, from a word's x in pairs.
   static __device__ __forceinline__ uint32_t operand(const uint32_t* pairs, int step, int half,
-                                                     float scale) {
+                                                     float scale, Dtype dtype) {
     const int low = C::code(step, half, 0), high = C::code(step, half, 1);
     if constexpr (!kScaled)
       return __byte_perm(pairs[low / 2], pairs[high / 2],
                          (low % 2 ? 0x0032 : 0x0010) | (high % 2 ? 0x7600 : 0x5400));
     const auto value = [&](int code) {
       const uint32_t pair = pairs[code / 2];
-      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, kDtypeOf<X>) * scale;
+      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, narrow(dtype)) * scale;
     };
     return half_pair(value(low), value(high));
   }
