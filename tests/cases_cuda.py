@@ -42,6 +42,7 @@ def stream(bits: int) -> list[Case]:
         cases += [Case(4, 34, 5 * middle, middle, "zero", scale="bfloat16")]
     if bits == 2:
         cases += [Case(17, 40, 1024, small, "zero"), Case(64, 33, 1024, middle, "offset", bias=True)]
+        cases += [Case(1, 40, 1280, 32, "zero"), Case(1, 33, 4096 + 64, 32, "fraction", scale="float32")]
     return cases
 
 

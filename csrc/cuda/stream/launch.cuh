@@ -53,7 +53,7 @@ struct Stream {
         if (units == 4) return run_parts<Scales::kByHalf, 4>(call);
       if constexpr (has_halves(2))
         if (units == 2) return run_parts<Scales::kByHalf, 2>(call);
-      if constexpr (kIsTable) return run_parts<Scales::kByHalf, 1>(call);
+      if constexpr (has_halves(1) || kIsTable) return run_parts<Scales::kByHalf, 1>(call);
     }
     if constexpr (!kIsRare)
       if (scales == Scales::kByRow) return run_parts<Scales::kByRow, 4>(call);
@@ -80,12 +80,16 @@ struct Stream {
     return kBits == 8 ? lane_units > 1 : !kIsRare || lane_units != 2;
   }
 
-  // Those of which each half is a group, for one row of x: there are as many ends of groups as with blocks twice
-  // as large. (Of one unit those of tables are, for more rows too.)
+  // Of one row of x, those that there are kernels for where each half of a block is a group, so that half as many
+  // groups end. (Of one unit tables have them for more rows too.)
   static constexpr bool has_halves(int lane_units) {
-    if (kInParts || lane_units == 1 || kBits == 1) return false;
-    return kIsRare ? lane_units == 4 : kBits == 4 && (kHasShift || kIsTable);
+    if (kInParts || kBits == 1 || kBits == 8) return false;
+    if (kIsRare) return lane_units == 4;
+    return kBits == 2 ? lane_units < 4 : lane_units > 1;
   }
+  template <Scales kScales, int kUnits>
+  static constexpr bool kIsOneRow = kScales == Scales::kByHalf && (kHasShift || kUnits > 1);
+
   // Blocks of one word a lane are too many for more rows.
   static constexpr int max_rows(int lane_units) {
     return lane_units == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
@@ -196,9 +200,6 @@ struct Stream {
     }
     return run_rows<kScales, kUnits, Parts::kNone>(call);
   }
-
-  template <Scales kScales, int kUnits>
-  static constexpr bool kIsOneRow = kScales == Scales::kByHalf && kUnits > 1;
 
   // One row of float32 is two of bytes.
   template <Scales kScales, int kUnits, Parts kParts>

@@ -101,8 +101,9 @@ struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
   static constexpr int kSpanBytes = Rows::kBytes, kBlocks = Rows::kBlocks;
-  // Of 32 bits; those of groups of half a word are shorter.
-  static constexpr int kNumbers = Rows::kLaneUnits == 1 ? kBlocks : groups_of(kScales, kBlocks);
+  // Of 32 bits; those of groups of 16 are shorter.
+  static constexpr int kNumbers =
+      !kHasShift && Rows::kLaneUnits == 1 ? kBlocks : groups_of(kScales, kBlocks);
   static constexpr int kWeightBytes = kTileN * Rows::kRowBytes;
   static constexpr int kScaleBytes = kScales == Scales::kByRow ? 0
                                      : go_into_operand(kScales)

@@ -4,8 +4,8 @@
 // a power of two for each span of a row, and its four bytes are four columns: y is the sum of their
 // products by powers of 256, each of them exact. Elements down to 2^-19 of the span's largest are
 // exact, smaller ones are off by 2^-31 of it at most. A row of float32 is two: what the first leaves of it
-// becomes fixed point once more, so that elements down to 2^-38 are exact. Where a table's entries have two bytes, x has
-// three: elements down to 2^-14 of the span's largest are exact, smaller ones off by 2^-23 of it at most.
+// becomes fixed point once more, so that elements down to 2^-38 are exact. Where entries of a table have two
+// bytes, x has three: elements down to 2^-14 of the span's largest are exact, others off by 2^-23 of it at most.
 //
 // Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
 // out of the product. An 8-bit word is ready as it is. Those of widths that do not divide a byte take a few
