@@ -66,8 +66,9 @@ struct PlaneDecoder : Plane16 {
 // As Codes<.., __half> in codes.cuh, for XPairs. What a table is can be seen by its entries alone.
 struct ScaledCodes : WordPairs<4> {
   static constexpr bool kHasSums = false, kTakesScales = true;
-  static constexpr int kPlanes = 1;
-  static constexpr float kWorth = 1;
+  static constexpr int kPlanes = 1, kTableBytes = 0;
+  static constexpr float kWorth = 1, kOfSecond = 1;
+  static constexpr int table_bytes_on(int) { return 0; }
 
   ScaledCodes() = default;
   // Asks for the table of a stack's matrix s. By a whole warp, as is the next, which waits for it.

@@ -46,7 +46,8 @@ class Plane16 {
 // high alone.
 class Table16 {
  public:
-  static constexpr int kPlanes = 2;
+  static constexpr int kPlanes = 2, kTableBytes = 0;
+  static constexpr float kOfSecond = 1.f / 128;
   static constexpr bool kHasSums = true, kTakesScales = false;
 
   Table16() = default;

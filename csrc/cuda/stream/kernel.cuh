@@ -81,7 +81,7 @@ using Span = std::conditional_t<
     std::conditional_t<kRows <= 2,
                        XInt8<kFormat, kBits, kRows, kSpanBytes, kUnits,
                              kParts == Parts::kNormAndEpilogue, kScales == Scales::kByHalf>,
-                       PairsSpan<Codes<kFormat, kBits, Element>, Element, X, kRows, kScales,
+                       PairsSpan<PairCodes<kFormat, kBits, Element>, Element, X, kRows, kScales,
                                  kSpanBytes, kUnits, kParts>>>;
 
 // Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
@@ -136,8 +136,9 @@ __global__ void __launch_bounds__(
   constexpr bool kBesideEarly = kHasShift || (kParts != Parts::kNone && kRows <= 2);  // likewise
   constexpr bool kHasGlobalScale = !kHasShift && kParts != Parts::kNone;
   extern __shared__ __align__(128) uint8_t memory[];
-  constexpr bool kHasTable = Span::kHasTable;
-  uint8_t* const shared = memory + (kHasTable ? PairTable::kBytes : 0);
+  using Table = decltype(Span::codes);
+  constexpr bool kHasTable = Table::kTableBytes > 0;
+  uint8_t* const shared = memory + Table::kTableBytes;
 
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(
   // A table in shared memory is made behind the first weights.
   uint32_t entry = 0;
   if constexpr (kHasTable)
-    if (exists) entry = PairTable::ask(params.codebook, s);
+    if (exists) entry = Table::ask(params.codebook, s);
 
   uint8_t* const ring = shared + warp * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);

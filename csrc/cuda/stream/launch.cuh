@@ -304,7 +304,7 @@ struct Stream {
       return (tiles * stream::kTileN + 4) * column_bytes;  // and the sums of x
     };
     const int least_bytes = kRingBytes + x_bytes + partial_bytes(1);
-    const int table_bytes = Span::kHasTable ? stream::PairTable::bytes_on(device.major) : 0;
+    const int table_bytes = decltype(Span::codes)::table_bytes_on(device.major);
     const int of_cta = kReserved + table_bytes;
     const int most_warps = std::min(Shape::kMaxWarps, (device.shared_bytes - of_cta) / least_bytes);
     const int spans = (params.row_bytes + kSpanBytes - 1) / kSpanBytes;

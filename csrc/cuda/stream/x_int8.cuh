@@ -17,8 +17,8 @@
 #pragma once
 
 #include "../common/norm.cuh"
-#include "pair_table.cuh"
 #include "rows.cuh"
+#include "table_pairs.cuh"
 #include "x_pairs.cuh"
 
 namespace jaxgemv::cuda::stream {
@@ -31,14 +31,13 @@ class XInt8 {
   static constexpr bool kIsRun = Unit<kBits, kUnits>::kIsRun;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
   using C = std::conditional_t<
-      kIsTable, PairTable,
+      kIsTable, DigitPairs,
       std::conditional_t<kIsRun, RunCodes<kBits>, Codes<kFormat, kBits, int8_t>>>;
   static_assert(kMaxRows == 1 || !kHasHalves);
 
  public:
   using Units = typename Unit<kBits, kUnits>::Share[2];  // of two rows of the weights
   static constexpr bool kHasSums = C::kHasSums, kHalves = kHasHalves;
-  static constexpr bool kHasTable = kIsTable;  // in shared memory
   C codes;
   static constexpr int kBlocks = SpanRows<kBits, kSpanBytes, kUnits>::kBlocks,
                        kSpanK = kSpanBytes * 8 / kBits;

@@ -53,7 +53,7 @@ class XPairs {
  public:
   using Units = uint32_t[2][kUnits];  // of two rows of the weights
   static constexpr bool kHasSums = C::kHasSums;
-  static constexpr bool kHasTable = false, kHalves = false;  // as in XInt8
+  static constexpr bool kHalves = false;  // in sums of their own, as XInt8 has them
   C codes;
   static constexpr int kBlocks = kSpanBytes / (16 * kUnits),
                        kSpanK = kSpanBytes / 4 * C::kWordCodes;
@@ -111,7 +111,6 @@ class XPairs {
   __device__ __forceinline__ void dot(const Units& w, int i, float (&v)[kResults]) const {
     // Accumulators: one for each plane, or two that take turns, because an mma waits for the one
     // before it.
-    constexpr float kSecond = C::kPlanes > 1 ? 1.f / 128 : 1;
     float sums[kColumnTiles][2][4] = {};
 #pragma unroll
     for (int plane = 0; plane < C::kPlanes; ++plane) {
@@ -122,8 +121,8 @@ class XPairs {
     }
 #pragma unroll
     for (int e = 0; e < kResults; ++e) {
-      v[e] = fmaf(kSecond, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
-      if (C::kPlanes > 1 && kByBlock) v[e] += sum_of(e, i);
+      v[e] = fmaf(C::kOfSecond, sums[e / 4][1][e % 4], sums[e / 4][0][e % 4]);
+      if (C::kHasSums && C::kPlanes > 1 && kByBlock) v[e] += sum_of(e, i);
     }
   }
 

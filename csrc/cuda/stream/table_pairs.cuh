@@ -1,0 +1,144 @@
+// Tables of 16 in shared memory: a byte of codes, two of them, finds both entries by one load. (In registers, as
+// table16.cuh has them, a code takes two permutes.)
+#pragma once
+
+#include "../common/codes.cuh"
+#include "../common/powers.cuh"
+#include "../common/ptx.cuh"
+#include "../common/table16.cuh"
+
+namespace jaxgemv::cuda::stream {
+
+// In code for GPUs with 200 KB of shared memory and more, which are those of these compute capabilities.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+constexpr bool kLargeShared = true;
+#else
+constexpr bool kLargeShared = false;
+#endif
+constexpr bool has_large_shared(int major) { return major == 9 || major == 10; }
+
+// A word for each pair of codes and lane, in a bank of the lane's own.
+class Pairs {
+ public:
+  // This lane's entry of a stack's matrix s, to be asked for early.
+  static __device__ __forceinline__ uint32_t ask(const Param& table, Index s) {
+    return load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0));
+  }
+
+ protected:
+  // From pair to pair. With 256 bytes, of which lanes have 4 each, or 8, a byte of codes is a byte of its address.
+  static constexpr int kStride = kLargeShared ? 256 : 128;
+
+  Pairs() = default;
+  __device__ __forceinline__ explicit Pairs(uint8_t* shared)
+      : lane_bytes_(threadIdx.x % 32 * 4), table_(shared) {}
+
+  // Those of this lane's entry `half`, 16 bits, and of all others. By all warps, which then have to meet.
+  __device__ __forceinline__ void put(uint32_t half, int at = 0) const {
+    for (int second = static_cast<int>(threadIdx.x / 32); second < 16; second += blockDim.x / 32) {
+      const uint32_t upper = __shfl_sync(~0u, half, second) << 16;
+#pragma unroll
+      for (int first = 0; first < 16; ++first)
+        *reinterpret_cast<uint32_t*>(table_ + (16 * second + first) * kStride + lane_bytes_ + at) =
+            upper | __shfl_sync(~0u, half, first);
+    }
+  }
+  // Of a word's byte.
+  __device__ __forceinline__ uint32_t get(uint32_t word, int byte, int at = 0) const {
+    uint32_t place;
+    if constexpr (kStride == 256)
+      place = __byte_perm(word, lane_bytes_, 0x5504 | byte << 4);
+    else
+      place = ((byte == 0 ? word << 7 : word >> (8 * byte - 7)) & 0x7f80) | lane_bytes_;
+    return *reinterpret_cast<const uint32_t*>(table_ + place + at);
+  }
+
+ private:
+  uint32_t lane_bytes_;
+  uint8_t* table_;
+};
+
+// The power of two that brings a table's largest entry under 2^15, and its inverse, which is NaN where not all are
+// finite: codes are not looked at again.
+struct TableScale {
+  float scale, unit;
+
+  // By a whole warp. most: of the largest one then, if it is to be less.
+  __device__ __forceinline__ explicit TableScale(float entry, float most = 0x1p15f) {
+    const uint32_t largest = __reduce_max_sync(~0u, __float_as_uint(entry) & 0x7fffffffu);
+    int exponent = normal_exponent<float>(largest, 15);
+    if (__uint_as_float(largest) * power_of_two(exponent) > most) --exponent;
+    scale = power_of_two(exponent), unit = largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
+  }
+};
+
+// For one and two rows of x. Entries are numbers of 16 bits, 256 times a signed byte and another one: to 2^-15 of the
+// largest, or where that is no power of two 2^-14. The two bytes are neighbours in A, and where they meet x its digits
+// of 8 bits, of which it has three, are in columns worth 256 times as much as the one before: a digit that meets the
+// higher byte is one column further.
+class DigitPairs : public OneSum, public Pairs {
+ public:
+  static constexpr int kSteps = 4, kTableBytes = 256 * kStride;  // registers of a word
+  static constexpr bool kSigned = true, kHasSums = false;
+  static constexpr int table_bytes_on(int major) { return has_large_shared(major) ? 65536 : 32768; }
+
+  DigitPairs() = default;
+  __device__ __forceinline__ DigitPairs(uint32_t bits, Dtype dtype, uint8_t* shared)
+      : Pairs(shared) {
+    const float entry = float_of_bits(bits, dtype);
+    const TableScale by(entry, 127 * 256 + 127);
+    unit_ = by.unit;
+    const int fixed = __float2int_rn(entry * by.scale), high = (fixed + 128) >> 8;
+    put((high & 0xff) | (fixed & 0xff) << 8);
+  }
+
+  static __device__ constexpr int code(int four, int i) { return 4 * four + i; }  // for x
+  __device__ __forceinline__ uint32_t quad(uint32_t word, int step) const {
+    return get(word, step);
+  }
+  __device__ __forceinline__ float unit() const { return unit_; }
+
+ private:
+  float unit_;
+};
+
+// For more rows. Entries are the sum of two fp16, or are one.
+class HalfPairs : public Pairs {
+ public:
+  static constexpr int kWordCodes = 8, kProducts = 2, kPlanes = 2;
+  static constexpr int kTableBytes = 256 * kStride;
+  static constexpr bool kHasSums = false, kTakesScales = false;
+  static constexpr float kWorth = 1, kOfSecond = 1;
+  static constexpr int table_bytes_on(int major) { return has_large_shared(major) ? 65536 : 0; }
+
+  HalfPairs() = default;
+  __device__ __forceinline__ HalfPairs(uint32_t bits, Dtype dtype, uint8_t* shared)
+      : Pairs(shared) {
+    const float entry = float_of_bits(bits, dtype);
+    const TableScale by(entry);
+    unit_ = by.unit;
+    const __half high = __float2half_rn(entry * by.scale),
+                 low = __float2half_rn(entry * by.scale - __half2float(high));
+    has_low_ = !__all_sync(~0u, __half2float(low) == 0);
+    put(__half_as_ushort(high)), put(__half_as_ushort(low), kOfLow);
+  }
+
+  static __device__ constexpr int code(int p, int half, int e) { return 4 * p + 2 * half + e; }
+  __device__ __forceinline__ uint32_t product(uint32_t word, int plane, int p, int half) const {
+    return get(word, 2 * p + half, plane * kOfLow);
+  }
+  __device__ __forceinline__ bool has(int plane) const { return plane == 0 || has_low_; }
+  __device__ __forceinline__ float unit() const { return unit_; }
+
+ private:
+  static constexpr int kOfLow = 128;
+  float unit_;
+  bool has_low_;
+};
+
+// Codes for more than two rows of x. Where there is little shared memory tables are in registers.
+template <Format kFormat, int kBits, typename Element>
+using PairCodes = std::conditional_t<kFormat == Format::kCodebook && kLargeShared, HalfPairs,
+                                     Codes<kFormat, kBits, Element>>;
+
+}  // namespace jaxgemv::cuda::stream
