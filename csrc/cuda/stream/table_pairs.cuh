@@ -33,14 +33,19 @@ class Pairs {
   __device__ __forceinline__ explicit Pairs(uint8_t* shared)
       : lane_bytes_(threadIdx.x % 32 * 4), table_(shared) {}
 
-  // Those of this lane's entry `half`, 16 bits, and of all others. By all warps, which then have to meet.
+  // Those of this lane's entry `half`, 16 bits, and of all others. By all warps, which then have to meet; half a warp
+  // has a pair. (With eight lanes for one some kernels keep registers in memory.)
   __device__ __forceinline__ void put(uint32_t half, int at = 0) const {
+#pragma unroll 1
     for (int second = static_cast<int>(threadIdx.x / 32); second < 16; second += blockDim.x / 32) {
       const uint32_t upper = __shfl_sync(~0u, half, second) << 16;
-#pragma unroll
-      for (int first = 0; first < 16; ++first)
-        *reinterpret_cast<uint32_t*>(table_ + (16 * second + first) * kStride + lane_bytes_ + at) =
-            upper | __shfl_sync(~0u, half, first);
+#pragma unroll 4
+      for (int i = 0; i < 8; ++i) {
+        const int first = 2 * i + threadIdx.x % 32 / 16;
+        const uint32_t pair = upper | __shfl_sync(~0u, half, first);
+        *reinterpret_cast<uint2*>(table_ + (16 * second + first) * kStride + threadIdx.x % 16 * 8 +
+                                  at) = {pair, pair};
+      }
     }
   }
   // Of a word's byte.
@@ -120,7 +125,8 @@ class HalfPairs : public Pairs {
     const __half high = __float2half_rn(entry * by.scale),
                  low = __float2half_rn(entry * by.scale - __half2float(high));
     has_low_ = !__all_sync(~0u, __half2float(low) == 0);
-    put(__half_as_ushort(high)), put(__half_as_ushort(low), kOfLow);
+    put(__half_as_ushort(high));
+    if (has_low_) put(__half_as_ushort(low), kOfLow);
   }
 
   static __device__ constexpr int code(int p, int half, int e) { return 4 * p + 2 * half + e; }
