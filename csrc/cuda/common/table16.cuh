@@ -48,6 +48,7 @@ class Table16 {
  public:
   static constexpr int kPlanes = 2, kTableBytes = 0;
   static constexpr float kOfSecond = 1.f / 128;
+  static constexpr int table_bytes_on(int) { return 0; }
   static constexpr bool kHasSums = true, kTakesScales = false;
 
   Table16() = default;

@@ -254,9 +254,11 @@ struct Stream {
         kParts == Parts::kNormAndEpilogue
             ? !kIsRare && kRows == kNormedRows<kScales, kUnits>
             : kRows == 8 && (kMostRows > kMaxRows || kScales == Scales::kByHalf);
-    // Where operands of x are not of its type, a kernel is for all types of it.
+    // Where operands of x are made of floats or bytes, a kernel is for all types of it. (With float8, and scales in
+    // the operand, 4 to 16 rows take up to 14% longer so: docs/cuda-notes.md.)
     constexpr bool kIsAnyX =
-        !kHasShift || kParts == Parts::kNormAndEpilogue || (kHasBytes && kRows <= 2);
+        kParts == Parts::kNormAndEpilogue ||
+        (kHasBytes && !stream::go_into_operand(kScales) && (kIsTable || kRows <= 2));
     const auto kernel =
         stream::gemv_stream<kFormat, kBits, std::conditional_t<kIsAnyX, stream::AnyX, X>, kRows,
                             kMTiles, kScales, kUnits, kParts>;

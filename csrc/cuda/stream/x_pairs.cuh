@@ -170,8 +170,7 @@ class XPairs {
         uint32_t largest = largest_of(raw);
 #pragma unroll
         for (int i = 1; i < 4; i *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, i));
-        const float most = float_of_bits(largest, narrow(dtype));
-        const int exponent = normal_exponent<float>(__float_as_uint(most), 15);
+        const int exponent = exponent_of(largest, dtype);
         scale = power_of_two(exponent);
 #pragma unroll
         for (int e = 0; e < 2; ++e)
@@ -221,6 +220,16 @@ class XPairs {
   // Of rows 8 c + 2 t and the next of x: the sums over the blocks.
   float sum[kColumnTiles][kBlocks][2];
 
+  static __device__ __forceinline__ Dtype type_of(Dtype dtype) {
+    return std::is_same_v<X, AnyX> ? narrow(dtype) : kDtypeOf<X>;
+  }
+  // Of the power of two for a span whose largest element has these bits.
+  static __device__ __forceinline__ int exponent_of(uint32_t largest, Dtype dtype) {
+    if constexpr (!std::is_same_v<X, AnyX>) return normal_exponent<X>(largest, 15);
+    const float most = float_of_bits(largest, type_of(dtype));
+    return normal_exponent<float>(__float_as_uint(most), 15);
+  }
+
   // What meets register `half` of a step, from a word's x in pairs.
   static __device__ __forceinline__ uint32_t operand(const uint32_t* pairs, int step, int half,
                                                      float scale, Dtype dtype) {
@@ -230,7 +239,7 @@ class XPairs {
                          (low % 2 ? 0x0032 : 0x0010) | (high % 2 ? 0x7600 : 0x5400));
     const auto value = [&](int code) {
       const uint32_t pair = pairs[code / 2];
-      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, narrow(dtype)) * scale;
+      return float_of_bits(code % 2 ? pair >> 16 : pair & 0xffffu, type_of(dtype)) * scale;
     };
     return half_pair(value(low), value(high));
   }
