@@ -83,7 +83,7 @@ struct TableScale {
 // higher byte is one column further.
 class DigitPairs : public OneSum, public Pairs {
  public:
-  static constexpr int kSteps = 4, kTableBytes = 256 * kStride;  // registers of a word
+  static constexpr int kSteps = 4, kTableBytes = 256 * kStride;
   static constexpr bool kSigned = true, kHasSums = false;
   static constexpr int table_bytes_on(int major) { return has_large_shared(major) ? 65536 : 32768; }
 
