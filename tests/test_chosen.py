@@ -98,6 +98,7 @@ CHOSEN_FORMATS = [
     ("cuda", ("codebook", 4), "float32", Case(4, 16384, 1024, 16, scale="float8_e4m3fn"), "wgmma_any direct"),
     ("cuda", ("codebook", 4), "bfloat16", Case(12, 1024, 8192, 64, scale="float32"), "wgmma_tma direct"),
     ("cuda", ("codebook", 4), "float16", Case(16, 4096, 1024, 32, scale="float8_e8m0fnu"), "stream"),
+    ("cuda", ("codebook", 4), "bfloat16", Case(12, 2880, 576, 64, scale="float32"), "direct"),
     ("cuda", ("codebook", 4), "float32", Case(1, 4096, 1024, 64), "direct"),
     ("cuda", ("codebook", 4), "float32", Case(1, 16384, 2048, 64), "mma_any"),
     ("cuda", ("codebook", 4), "bfloat16", Case(16, 768, 4096, 64, scale="float32"), "direct"),

@@ -106,6 +106,7 @@ inline constexpr Crossover kCrossovers[] = {
     // "Boxes of weights".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
     {"stream", 4, 9, 16, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
+    {"direct", 4, 9, 16, 3 << 20, all<has_table, has_16_bit_x, none<has_columns<1024>>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_codes<7>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
