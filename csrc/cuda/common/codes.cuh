@@ -54,16 +54,21 @@ struct WordPairs {
   }
 };
 
+// What has no table in shared memory: bytes of one in code for a GPU, and for which its host has to make room.
+struct WithoutTable {
+  static constexpr int kTableBytes = 0;
+  static constexpr int table_bytes_on(int /*major*/) { return 0; }
+};
+
 // What a format with state keeps in registers, and others do not have: `plane` counts numbers of which
 // each code has one, whose sums a kernel keeps apart.
-// kOfSecond: what the second is worth, if there are two. kTableBytes: of shared memory, for a table; on a GPU.
+// kOfSecond: what the second is worth, if there are two.
 // kHasSums: a term of x's sums belongs to it, for zeros and offsets or the least entry of a table.
 // kTakesScales: see scaled.cuh.
-struct Stateless {
-  static constexpr int kPlanes = 1, kTableBytes = 0;
+struct Stateless : WithoutTable {
+  static constexpr int kPlanes = 1;
   static constexpr bool kHasSums = true, kTakesScales = false;
   static constexpr float kOfSecond = 1;
-  static constexpr int table_bytes_on(int) { return 0; }
   Stateless() = default;
   __device__ __forceinline__ Stateless(const Param&, Index) {}
   static __device__ __forceinline__ bool has(int) { return true; }

@@ -64,16 +64,15 @@ struct PlaneDecoder : Plane16 {
 };
 
 // As Codes<.., __half> in codes.cuh, for XPairs. What a table is can be seen by its entries alone.
-struct ScaledCodes : WordPairs<4> {
+struct ScaledCodes : WordPairs<4>, WithoutTable {
   static constexpr bool kHasSums = false, kTakesScales = true;
-  static constexpr int kPlanes = 1, kTableBytes = 0;
+  static constexpr int kPlanes = 1;
   static constexpr float kWorth = 1, kOfSecond = 1;
-  static constexpr int table_bytes_on(int) { return 0; }
 
   ScaledCodes() = default;
   // Asks for the table of a stack's matrix s. By a whole warp, as is the next, which waits for it.
   __device__ __forceinline__ ScaledCodes(const Param& table, Index s)
-      : bits_(load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0))) {}
+      : bits_(entry_bits(table, s)) {}
 
   __device__ __forceinline__ void settle(Dtype dtype) {
     const float entry = float_of_bits(bits_, dtype);

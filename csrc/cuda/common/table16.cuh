@@ -11,6 +11,11 @@ __device__ __forceinline__ uint32_t prmt(uint32_t low, uint32_t high, uint32_t n
   return bytes;
 }
 
+// Bits of this lane's entry, l % 16 for lane l, of a stack's matrix s: what asks for them need not wait.
+__device__ __forceinline__ uint32_t entry_bits(const Param& table, Index s) {
+  return load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0));
+}
+
 // 16 numbers of 7 bits. prmt takes a nibble's fourth bit to ask for the sign of one, which is zero, so
 // lookups in both halves add up.
 class Plane16 {
@@ -44,11 +49,10 @@ class Plane16 {
 
 // Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128). Those of E2M1 are
 // high alone.
-class Table16 {
+class Table16 : public WithoutTable {
  public:
-  static constexpr int kPlanes = 2, kTableBytes = 0;
+  static constexpr int kPlanes = 2;
   static constexpr float kOfSecond = 1.f / 128;
-  static constexpr int table_bytes_on(int) { return 0; }
   static constexpr bool kHasSums = true, kTakesScales = false;
 
   Table16() = default;

@@ -89,7 +89,7 @@ template <Scales kScales, typename Rows, typename Term, typename Span, typename 
 __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* terms,
                                          PutTerms&& put_terms, const Span& xs,
                                          float (&y)[Span::kResults]) {
-  constexpr int kParts = kScales == Scales::kByHalf ? 2 : 1;  // of a block
+  constexpr int kParts = groups_of(kScales, 1);  // of a block
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < Span::kBlocks; ++i) {
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(
   // A table in shared memory is made behind the first weights.
   uint32_t entry = 0;
   if constexpr (kHasTable)
-    if (exists) entry = Table::ask(params.codebook, s);
+    if (exists) entry = entry_bits(params.codebook, s);
 
   uint8_t* const ring = shared + warp * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
@@ -358,8 +358,8 @@ __global__ void __launch_bounds__(
       }
       if (!kByBlock && exists) {
         if (!kTermsEarly || i > first_i) term = row_term(result.n);
-        const float unit =
-            xs.codes.unit();  // of a table, which was not there when terms were asked for
+        // Of a table, which was not there when terms were asked for.
+        const float unit = xs.codes.unit();
         sum = {unit * (term.x * sum.x + term.y * sum_x.x),
                unit * (term.x * sum.y + term.y * sum_x.y)};
       }

@@ -17,17 +17,17 @@ constexpr bool kLargeShared = false;
 #endif
 constexpr bool has_large_shared(int major) { return major == 9 || major == 10; }
 
+// From pair to pair. With 256 bytes, of which lanes have 4 each, or 8, a byte of codes is a byte of its address.
+constexpr int pair_stride(bool large_shared) { return large_shared ? 256 : 128; }
+
 // A word for each pair of codes and lane, in a bank of the lane's own.
 class Pairs {
  public:
-  // This lane's entry of a stack's matrix s, to be asked for early.
-  static __device__ __forceinline__ uint32_t ask(const Param& table, Index s) {
-    return load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0));
-  }
+  __device__ __forceinline__ float unit() const { return unit_; }
 
  protected:
-  // From pair to pair. With 256 bytes, of which lanes have 4 each, or 8, a byte of codes is a byte of its address.
-  static constexpr int kStride = kLargeShared ? 256 : 128;
+  static constexpr int kStride = pair_stride(kLargeShared);
+  float unit_;
 
   Pairs() = default;
   __device__ __forceinline__ explicit Pairs(uint8_t* shared)
@@ -85,7 +85,9 @@ class DigitPairs : public OneSum, public Pairs {
  public:
   static constexpr int kSteps = 4, kTableBytes = 256 * kStride;
   static constexpr bool kSigned = true, kHasSums = false;
-  static constexpr int table_bytes_on(int major) { return has_large_shared(major) ? 65536 : 32768; }
+  static constexpr int table_bytes_on(int major) {
+    return 256 * pair_stride(has_large_shared(major));
+  }
 
   DigitPairs() = default;
   __device__ __forceinline__ DigitPairs(uint32_t bits, Dtype dtype, uint8_t* shared)
@@ -101,10 +103,7 @@ class DigitPairs : public OneSum, public Pairs {
   __device__ __forceinline__ uint32_t quad(uint32_t word, int step) const {
     return get(word, step);
   }
-  __device__ __forceinline__ float unit() const { return unit_; }
-
- private:
-  float unit_;
+  using Pairs::unit;  // not OneSum's
 };
 
 // For more rows. Entries are the sum of two fp16, or are one.
@@ -114,7 +113,9 @@ class HalfPairs : public Pairs {
   static constexpr int kTableBytes = 256 * kStride;
   static constexpr bool kHasSums = false, kTakesScales = false;
   static constexpr float kWorth = 1, kOfSecond = 1;
-  static constexpr int table_bytes_on(int major) { return has_large_shared(major) ? 65536 : 0; }
+  static constexpr int table_bytes_on(int major) {
+    return has_large_shared(major) ? 256 * pair_stride(true) : 0;
+  }
 
   HalfPairs() = default;
   __device__ __forceinline__ HalfPairs(uint32_t bits, Dtype dtype, uint8_t* shared)
@@ -134,11 +135,9 @@ class HalfPairs : public Pairs {
     return get(word, 2 * p + half, plane * kOfLow);
   }
   __device__ __forceinline__ bool has(int plane) const { return plane == 0 || has_low_; }
-  __device__ __forceinline__ float unit() const { return unit_; }
 
  private:
   static constexpr int kOfLow = 128;
-  float unit_;
   bool has_low_;
 };
 
