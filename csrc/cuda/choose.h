@@ -96,6 +96,11 @@ inline constexpr Crossover kCrossovers[] = {
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, any<has_integers, has_groups_of_64>},
     {"direct", 0, 1, 64, 1 << 19},
+    // Against stream, which has a table for each of its CTAs, and these a warp for each 256 columns: "Tables in shared memory".
+    {"stream", 4, 1, 8, kAnyRows, all<has_table, has_many_tiles, none<has_columns<257>>>,
+     kOneByteScale},
+    {"direct", 4, 1, 8, 6 << 20, all<has_table, has_16_bit_x, none<has_columns<257>>>},
+    {"direct", 4, 3, 8, kAnyRows, all<has_table, has_16_bit_x, none<has_columns<257>>>},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
     {"direct", 0, 1, 16, 1 << 22,
      all<is_fast_in_direct, none<has_columns<2049>>, has_x<Dtype::kBF16>>, kNorm},

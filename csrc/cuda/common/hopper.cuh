@@ -73,6 +73,10 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
 __device__ __forceinline__ void sync_threads(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
+// The same without waiting for the others.
+__device__ __forceinline__ void arrive_threads(int threads) {
+  asm volatile("bar.arrive 1, %0;" ::"r"(threads) : "memory");
+}
 
 // kBytes = 8 or 16.
 template <int kBytes>

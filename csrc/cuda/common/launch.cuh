@@ -12,30 +12,38 @@
 namespace jaxgemv::cuda {
 
 // Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin
-// before the kernel in front of it has ended, and waits itself.
+// before the kernel in front of it has ended, and waits itself. `keeps_shared`: leaves an SM split into shared memory and
+// L1 as one needs it that has most of it, since splitting it anew waits until all CTAs there are gone.
 struct LaunchShape {
   dim3 grid;
   int threads;
   int shared_bytes = 0;
   int ranks = 1;
   bool early = false;
+  bool keeps_shared = false;
 };
 
 // Calls use(config) with the launch's configuration, which lives no longer.
 template <typename Use>
 auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  cudaLaunchAttribute attributes[3] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;  // resident_clusters needs it in any case
   attributes[0].val.clusterDim = {static_cast<unsigned>(shape.ranks), 1, 1};
+  int count = shape.ranks > 1;
   if (shape.early) {
-    cudaLaunchAttribute& early = attributes[shape.ranks > 1];
+    cudaLaunchAttribute& early = attributes[count++] = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.keeps_shared) {
+    cudaLaunchAttribute& split = attributes[count++] = {};
+    split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    split.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid, config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes), config.stream = stream;
-  config.attrs = attributes, config.numAttrs = shape.early + (shape.ranks > 1);
+  config.attrs = attributes, config.numAttrs = static_cast<unsigned>(count);
   return use(&config);
 }
 

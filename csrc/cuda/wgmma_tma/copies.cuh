@@ -11,7 +11,7 @@ namespace jaxgemv::cuda::wgmma_tma {
 template <typename S>
 struct Barriers {
   static constexpr int kX = S::kXStages, kSlots = S::kGroups * S::kSlots,
-                       kCount = 2 * (kX + kSlots);
+                       kCount = 2 * (kX + kSlots) + 1;
   uint32_t first;
 
   __device__ __forceinline__ uint32_t x_full(int stage) const { return first + 8 * stage; }
@@ -20,10 +20,14 @@ struct Barriers {
   __device__ __forceinline__ uint32_t empty(int slot) const {
     return first + 8 * (2 * kX + kSlots + slot);
   }
+  __device__ __forceinline__ uint32_t rows_full() const {  // of what is known of rows of x
+    return first + 8 * 2 * (kX + kSlots);
+  }
   // warps: that use a stage of x.
   __device__ __forceinline__ void init(int warps) const {
     for (int i = 0; i < kX; ++i) init_barrier(x_full(i), 1), init_barrier(x_empty(i), warps);
     for (int i = 0; i < kSlots; ++i) init_barrier(full(i), 1), init_barrier(empty(i), 4);
+    init_barrier(rows_full(), 1);
     fence_barrier_init();
   }
 };
@@ -60,16 +64,19 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
   }
 }
 
-// The records of x, by one thread.
+// The records of x, and what is known of its rows, by one thread.
 template <typename S>
 __device__ __forceinline__ void copy_x(const Image& image, int first, int quads, uint32_t to,
-                                       const Barriers<S>& barriers) {
+                                       uint32_t rows, const Barriers<S>& barriers) {
   for (int i = 0; i < quads; ++i) {
     const int stage = i % S::kXStages;
     if (i >= S::kXStages) wait(barriers.x_empty(stage), i / S::kXStages % 2 ^ 1);
     arrive_and_expect(barriers.x_full(stage), S::kRecordBytes);
     copy_bulk(to + stage * S::kRecordBytes, image.record(first + i), S::kRecordBytes,
               barriers.x_full(stage));
+    if (i > 0) continue;
+    arrive_and_expect(barriers.rows_full(), S::kColumns * sizeof(RowOfX));
+    copy_bulk(rows, image.rows(), S::kColumns * sizeof(RowOfX), barriers.rows_full());
   }
 }
 

@@ -12,15 +12,24 @@ struct alignas(16) RowOfX {
   float sum;      // of its elements, as in a record
 };
 
+// How the records of a launch lie.
+struct Records {
+  int quads, columns;
+  int bytes;      // of one
+  int log_lanes;  // 2^log_lanes of the 16 lanes of a quad have a group, with a sum of its own
+  bool runs,
+      totals;  // whether lanes take runs; and whether a row, of one column, has one sum and no groups
+};
+
 // Of a CTA's rows of x, the `tile`th of a slice: records, and behind them a RowOfX for each column.
 struct Image {
   uint8_t* at;
   int quads, record_bytes;
 
-  __device__ __forceinline__ Image(const Params& params, uint8_t* image, int tile, int quads,
-                                   int columns, int record_bytes)
+  __device__ __forceinline__ Image(const Params& params, uint8_t* image, int slice, int tile,
+                                   int quads, int columns, int record_bytes)
       : at(image +
-           (Index{blockIdx.y} * params.m_tiles + tile) * (quads * Index{columns * kRecordBytes})),
+           (Index{slice} * params.m_tiles + tile) * (quads * Index{columns * kRecordBytes})),
         quads(quads),
         record_bytes(record_bytes) {}
   __device__ __forceinline__ uint8_t* record(int quad) const {
@@ -31,84 +40,139 @@ struct Image {
   }
 };
 
-constexpr int kMostImageThreads = 1024;
+// A warp for each quarter of an SM, with the registers that the next kernel leaves there, 32 a thread: so its CTAs
+// find room beside these.
+constexpr int kImageThreads = 128, kImageCtas = 16;
 
-// A CTA a row of x, a thread a few octets. A number that is 2^-29 of its row's largest or more keeps 11 bits, or
-// 22 in two columns; a smaller one is off by 2^-40 of the largest at most. 2^log_lanes of the 16 lanes of a quad
-// have a group, with a sum of its own.
-template <typename C, int kColumns>
-__global__ void __launch_bounds__(kMostImageThreads)
-    make_image(const Params params, uint8_t* image, int quads, int log_lanes, bool runs) {
-  let_second_begin();
-  __shared__ uint32_t largest_of[kMostImageThreads / 32];
-  __shared__ float squares_of[kMostImageThreads / 32], sum_of[kMostImageThreads / 32];
-  const int m = blockIdx.x, tile = m / params.rows_m,
-            column = (m - tile * params.rows_m) * params.parts;
-  const int s = max(stack_entry(params.index, params.stack, blockIdx.y), 0), lanes = 1 << log_lanes;
-  const NormValues norm(params.x.norm, s, 0);
-  float v[8], squares = 0, total = 0;
-  const auto load_octet = [&](int octet) {
-    const bool inside = octet * 8 < params.x.K;
-    RawOctet x, factors;  // both are on their way before one is looked at
-    x.ask(params.x.data, params.x.dtype,
-          (Index{blockIdx.y} * params.M + m) * params.x.K + octet * 8, inside);
-    if (norm.data != nullptr) factors.ask(norm.data, norm.dtype, octet * 8, inside);
-    get_octet(x.raw, params.x.dtype, v);
-    if (norm.data == nullptr) return;
-    float by[8];
-    get_octet(factors.raw, norm.dtype, by);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares), v[i] *= by[i];
-  };
-
-  // All lanes of a warp stay together. The first octet comes last, and is kept.
-  const int octets = quads * 16, threads = blockDim.x;
-  uint32_t largest = 0;
-  for (int first = (octets - 1) / threads * threads; first >= 0; first -= threads) {
-    load_octet(first + static_cast<int>(threadIdx.x));
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      total += v[i], largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+// The largest magnitude of an octet as it comes, as the bits of a float32.
+template <typename X>
+__device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
+  const uint4 &a = octet.raw[0], &b = octet.raw[1];
+  if constexpr (sizeof(X) == 4) {
+    uint32_t most = 0;
+    for (const uint32_t bits : {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w})
+      most = max(most, bits & 0x7fffffffu);
+    return most;
+  } else {
+    uint32_t most = 0;
+    for (const uint32_t bits : {a.x, a.y, a.z, a.w}) most = __vmaxu2(most, bits & 0x7fff7fffu);
+    return __float_as_uint(float_of_bits(max(most >> 16, most & 0xffffu), kDtypeOf<X>));
   }
-  const auto reduce = [&] {
-    largest = __reduce_max_sync(~0u, largest);
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2)
-      squares += __shfl_xor_sync(~0u, squares, i), total += __shfl_xor_sync(~0u, total, i);
+}
+
+// CTA (m, part, slice) looks at all of a row of x and makes a part of its quads. A number that is 2^-29 of its row's
+// largest or more keeps 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
+template <typename C, typename X>
+__global__ void __launch_bounds__(kImageThreads, kImageCtas)
+    make_image(const Params params, uint8_t* image, const Records records) {
+  let_second_begin();
+  constexpr int kWarps = kImageThreads / 32;
+  constexpr Dtype kDtype = kDtypeOf<X>;
+  __shared__ uint32_t largest_in[kWarps];
+  __shared__ float squares_in[kWarps], sum_in[kWarps];
+  const int m = blockIdx.x, slice = blockIdx.z, tile = m / params.rows_m,
+            column = (m - tile * params.rows_m) * params.parts;
+  const bool has_norm = params.x.norm.data != nullptr;
+  const int s = has_norm ? max(stack_entry(params.index, params.stack, slice), 0) : 0;
+  const NormValues norm(params.x.norm, s, 0);
+  const X* const row =
+      static_cast<const X*>(params.x.data) + (Index{slice} * params.M + m) * params.x.K;
+  const auto ask = [&](int octet) {
+    RawOctet raw;
+    raw.ask(row, kDtype, octet * 8, octet * 8 < params.x.K);
+    return raw;
   };
-  reduce();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (lane == 0) largest_of[warp] = largest, squares_of[warp] = squares, sum_of[warp] = total;
+  // Of x * norm, and the squares of x. Half by half, for registers.
+  const auto get = [&](int octet, const RawOctet& raw, float (&v)[8]) {
+    float squares = 0;
+    get_octet(raw.raw, kDtype, v);
+    if (!has_norm) return squares;
+#pragma unroll
+    for (int first = 0; first < 8; first += 4) {
+      uint32_t bits[4] = {};
+      const int k = octet * 8 + first;
+      if (k < params.x.K && norm.dtype == Dtype::kF32) {
+        const uint4 four = load16(norm.data + k * 4);
+        bits[0] = four.x, bits[1] = four.y, bits[2] = four.z, bits[3] = four.w;
+      } else if (k < params.x.K) {
+        const uint2 four = load8(norm.data + k * 2);
+        bits[0] = four.x, bits[1] = four.x >> 16, bits[2] = four.y, bits[3] = four.y >> 16;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& of = v[first + i];
+        squares = fmaf(of, of, squares), of *= float_of_bits(bits[i], norm.dtype);
+      }
+    }
+    return squares;
+  };
+
+  const int octets = records.quads * 16, thread = static_cast<int>(threadIdx.x);
+  uint32_t largest = 0;
+  float squares = 0, total = 0;
+  if (has_norm) {
+#pragma unroll 1
+    for (int octet = thread; octet < octets; octet += kImageThreads) {
+      float v[8];
+      squares += get(octet, ask(octet), v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    }
+  } else {
+#pragma unroll(sizeof(X) == 4 ? 2 : 4)
+    for (int octet = thread; octet < octets; octet += kImageThreads) {
+      const RawOctet raw = ask(octet);
+      largest = max(largest, largest_of<X>(raw));
+      if (sizeof(X) == 4 || !records.totals) continue;
+      float v[8];
+      get_octet(raw.raw, kDtype, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) total += v[i];
+    }
+  }
+  const int warp = thread / 32;
+  largest = __reduce_max_sync(~0u, largest);
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2)
+    squares += __shfl_xor_sync(~0u, squares, i), total += __shfl_xor_sync(~0u, total, i);
+  if (thread % 32 == 0)
+    largest_in[warp] = largest, squares_in[warp] = squares, sum_in[warp] = total;
   __syncthreads();
-  const bool has = lane < threads / 32;
-  largest = has ? largest_of[lane] : 0, squares = has ? squares_of[lane] : 0;
-  total = has ? sum_of[lane] : 0;
-  reduce();
+  largest = 0, squares = 0, total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w)
+    largest = max(largest, largest_in[w]), squares += squares_in[w], total += sum_in[w];
 
   const int exponent = normal_exponent<float>(largest, 15);
-  const float of_sum = power_of_two(exponent) / C::kWorth;
-  const Image to(params, image, tile, quads, kColumns,
-                 record_bytes(kColumns, C::kHasShift ? 16 >> log_lanes : 0));
-  if (static_cast<int>(threadIdx.x) < params.parts)
-    to.rows()[column + threadIdx.x] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN,
-                                       squares, threadIdx.x == 0 ? total * of_sum : 0.f};
-  for (int first = 0; first < octets; first += threads) {
-    const int octet = first + static_cast<int>(threadIdx.x), i = octet % 16;
-    if (first > 0) load_octet(octet);
-    float sum = 0;
+  const auto of_sum = [&] { return power_of_two(exponent) / C::kWorth; };
+  const Image to(params, image, slice, tile, records.quads, records.columns, records.bytes);
+  if (blockIdx.y == 0 && thread < params.parts)
+    to.rows()[column + thread] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN, squares,
+                                  thread == 0 ? total * of_sum() : 0.f};
+  const auto first_of = [&](int part) {
+    return records.quads * part / static_cast<int>(gridDim.y) * 16;
+  };
+  const int last = first_of(static_cast<int>(blockIdx.y) + 1);
+  // All lanes of a warp stay together.
+#pragma unroll 1
+  for (int first = first_of(static_cast<int>(blockIdx.y)); first < last; first += kImageThreads) {
+    const int octet = first + thread, i = octet % 16;
+    float v[8], sum = 0;
+    get(octet, ask(octet), v);
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum += v[e];
 #pragma unroll
     for (int e = 1; e < 16; e *= 2)
-      if (e < lanes) sum += __shfl_xor_sync(~0u, sum, e);
-    if (octet >= octets) continue;
+      if (e < 1 << records.log_lanes) sum += __shfl_xor_sync(~0u, sum, e);
+    if (octet >= last) continue;
     uint8_t* const record = to.record(octet / 16);
-    store_octet<C>(v, exponent, record, runs ? i % 4 : i / 4, runs ? i / 4 : i % 4, column,
-                   kColumns, params.parts);
-    const int part = i & lanes - 1;
+    const int part = i & ((1 << records.log_lanes) - 1);
     if (C::kHasShift && part < params.parts)
-      reinterpret_cast<float*>(record + sums_at(kColumns, i >> log_lanes))[column + part] =
-          part == 0 ? sum * of_sum : 0.f;
+      reinterpret_cast<float*>(record +
+                               sums_at(records.columns, i >> records.log_lanes))[column + part] =
+          part == 0 ? sum * of_sum() : 0.f;
+    store_octet<C>(v, exponent, record, records.runs ? i % 4 : i / 4, records.runs ? i / 4 : i % 4,
+                   column, records.columns, params.parts);
   }
 }
 

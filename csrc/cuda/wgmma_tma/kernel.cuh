@@ -44,19 +44,21 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
       return Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead,
                        place.scales);
   }();
+  if constexpr (!kPerRow) scales.step(own.first_unit + place.share, true);
   // Bytes to a lane's second row, which is 8 further on or its partner.
   const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * S::kRowBytes;
   float dot[kOverlaps ? 2 : 1][kCount];
   int slot = 0, parity = 0, stage = place.share * S::kQuads, x_parity = 0;
   uint32_t last = 0;  // what tells that the quad before has been used
-  const auto done = [&](uint32_t empty) {
+  uint32_t read = 0;  // what add_shifts says of a quad's last piece: loads of a warp come in turn
+  const auto done = [&](uint32_t empty, uint32_t has_come = 0) {
     __syncwarp();
-    if (lane == 0 && empty != 0) arrive(empty);
+    if (lane == 0 && empty != 0 && has_come != ~0u) arrive(empty);
   };
-  // Sums of x come by ordinary loads, which the barrier would not wait for (docs/cuda-notes.md).
+  // The barrier would not wait for ordinary loads, of sums of x (docs/cuda-notes.md), but this asks what they read.
   const auto done_with_x = [&](uint32_t empty) {
-    if constexpr (!kPerRow && S::C::kHasShift) fence_proxy();
-    done(empty);
+    if constexpr (!kPerRow && S::C::kHasShift && !S::kAsksWhatCame) fence_proxy();
+    done(empty, read);
   };
 #pragma unroll 1
   for (int i = place.share; i < units; i += params.deep) {
@@ -96,7 +98,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
           }
           if (kOverlaps && p == first) scales.reach(unit, p);
           terms = scales.terms(unit, p);
-          sums.add_shifts(record, of_quad, terms);
+          read = sums.add_shifts(record, of_quad, terms);
           if (kOverlaps && !ends_box) continue;
           wgmma_wait<0>();
           wgmma_done(now);
@@ -109,7 +111,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     if (++slot == S::kSlots) slot = 0, parity ^= 1;
     stage += params.deep * S::kQuads;
     if (stage >= S::kXStages) stage -= S::kXStages, x_parity ^= 1;
-    if constexpr (!kPerRow) scales.step(unit + params.deep);
+    if constexpr (!kPerRow) scales.step(unit + params.deep, false);
   }
   if constexpr (kPerRow) {
     wgmma_wait<0>();
@@ -134,38 +136,25 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
   extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float factors[kColumns];  // of the norm: sums of squares
+  __shared__ RowOfX rows[kColumns];
   const uint32_t shared = shared_address(base);
   const Barriers<S> barriers{shared_address(barrier_words)};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   const auto image_of = [&](const Share& own, int tile) {
-    return Image(params, const_cast<uint8_t*>(params.image), own.cluster - tile * params.m_tiles,
-                 params.units * S::kQuads, kColumns, S::kRecordBytes);
+    return Image(params, const_cast<uint8_t*>(params.image), blockIdx.y,
+                 own.cluster - tile * params.m_tiles, params.units * S::kQuads, kColumns,
+                 S::kRecordBytes);
   };
   // Of the rows and columns that a thread of those that multiply has.
   const auto group_of = [&](int thread) { return thread / 128 / params.deep; };
   const auto share_of = [&](int thread) { return thread / 128 % params.deep; };
   const auto tile_of = [&](int thread) { return group_of(thread) * 4 + thread / 32 % 4; };
   Sums<S> sums(base + S::kTable);
-  if (threadIdx.x == 0) barriers.init(params.across);
-  if constexpr (S::kHasTable)
-    C::make_table(params.codebook, max(stack_entry(params.index, params.stack, blockIdx.y), 0),
-                  base + S::kTable);
-  __syncthreads();
+  if (threadIdx.x == S::kConsumers) barriers.init(params.across);
   {
     const Share own(params);
     const int tile = Share::over(own.cluster, params.m_tiles);
     const int units = own.s < 0 ? 0 : own.last_unit - own.first_unit, quads = units * S::kQuads;
-    if (warp >= S::kWarps) {
-      setmaxnreg_dec<32>();
-      if (threadIdx.x == S::kConsumers) {
-        copy_weights(params, own, tile, units, weights, box_rows, shared, barriers);
-      } else if (threadIdx.x == S::kConsumers + 32) {
-        wait_for_first();  // also without a matrix: this kernel must not end before the first
-        copy_x(image_of(own, tile), own.first_unit * S::kQuads, quads, shared + S::kX, barriers);
-      }
-      return;
-    }
-    setmaxnreg_inc<112>();
     const int group = warp / 4;
     const Place<S> place{shared + S::kX,
                          shared + S::kScales + warp * S::kScaleBytes,
@@ -175,6 +164,31 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
                          tile * params.across + group / params.deep * 4 + warp % 4,
                          shared + group * S::kSlots * S::kBoxBytes +
                              (warp % 4 << params.log_rows) * S::kRowBytes + first_word<S>()};
+    // Before anything else: the answer takes a microsecond.
+    if constexpr (!kPerRow)
+      if (warp < S::kWarps && place.share < units)
+        Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead, place.scales)
+            .ask_for_first();
+    if constexpr (S::kHasTable) {
+      C::make_table(params.codebook, max(own.s, 0), base + S::kTable);
+      __syncthreads();
+    } else if (warp == S::kWarps) {
+      arrive_threads(S::kThreads);  // the weights wait for nobody
+    } else {
+      sync_threads(S::kThreads);
+    }
+    if (warp >= S::kWarps) {
+      setmaxnreg_dec<32>();
+      if (threadIdx.x == S::kConsumers) {
+        copy_weights(params, own, tile, units, weights, box_rows, shared, barriers);
+      } else if (threadIdx.x == S::kConsumers + 32) {
+        wait_for_first();  // also without a matrix: this kernel must not end before the first
+        copy_x(image_of(own, tile), own.first_unit * S::kQuads, quads, shared + S::kX,
+               shared_address(rows), barriers);
+      }
+      return;
+    }
+    setmaxnreg_inc<112>();
     if (C::kParts > 1 && sums.decoder.has_second())
       multiply<S, C::kParts>(params, own, units, place, box_rows, ahead, sums);
     else
@@ -187,8 +201,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
   const Share own(params, cta);
   const int tile = Share::over(own.cluster, params.m_tiles);
   if (own.s >= 0) {
-    wait_for_first();
-    const RowOfX* const rows = image_of(own, tile).rows();
+    wait(barriers.rows_full(), 0);
     const float unit = sums.decoder.unit();
     Terms terms{};
     if constexpr (kPerRow) {

@@ -11,6 +11,14 @@
 
 namespace jaxgemv::cuda {
 
+// Calls use<X>() with the type of x.
+template <typename Use>
+auto with_x(Dtype x, Use&& use) {
+  return x == Dtype::kF32   ? use.template operator()<float>()
+         : x == Dtype::kF16 ? use.template operator()<__half>()
+                            : use.template operator()<__nv_bfloat16>();
+}
+
 template <Format kFormat, int kBits>
 class WgmmaTmaOfWidth {
  public:
@@ -99,6 +107,27 @@ class WgmmaTmaOfWidth {
       return best;
     }
 
+    // As many CTAs as there are SMs, but for each row at least one, and for a thread one octet.
+    template <typename X>
+    static cudaError_t launch_image(const Problem& problem, const Operands& operands,
+                                    const Device& device, cudaStream_t stream,
+                                    const mma_any::Params& params, const mma_any::Layout& layout) {
+      const int quads = params.units * S::kQuads;
+      const Index rows = problem.M * problem.batch;
+      const Index most = ceil_div(quads * 16, Index{wgmma_tma::kImageThreads});
+      const Index parts = std::clamp<Index>(device.sms / rows, 1, most);
+      const dim3 grid(static_cast<unsigned>(problem.M), static_cast<unsigned>(parts),
+                      static_cast<unsigned>(problem.batch));
+      LaunchShape shape{grid, wgmma_tma::kImageThreads};
+      // But 256 rows and small groups need the L1 for their scales: 28672 x 4096, M = 16, int4 in groups of 32 and 64
+      // took 59 and 40 us for 50 and 36 on an H200.
+      shape.keeps_shared = S::kEnds < 2 || layout.deep > 1;
+      return launch_kernel(wgmma_tma::make_image<typename S::C, X>, shape, device, stream, params,
+                           static_cast<uint8_t*>(operands.image),
+                           {quads, kColumns, S::kRecordBytes, S::kLogLanes, S::kRuns,
+                            S::C::kHasShift && kEnds == 0});
+    }
+
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
       const mma_any::Layout layout = plan(problem, operands, device);
@@ -110,12 +139,9 @@ class WgmmaTmaOfWidth {
           map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes, box_rows, &map);
       if (status != cudaSuccess) return status;
       p.image = static_cast<const uint8_t*>(operands.image);
-      const dim3 rows(static_cast<unsigned>(problem.M), static_cast<unsigned>(problem.batch));
-      const int threads = std::min(p.units * S::kQuads * 16, wgmma_tma::kMostImageThreads);
-      status = launch_kernel(wgmma_tma::make_image<typename S::C, kColumns>,
-                             {rows, (threads + 31) / 32 * 32}, device, stream, p,
-                             static_cast<uint8_t*>(operands.image), p.units * S::kQuads,
-                             S::kLogLanes, S::kRuns);
+      status = with_x(problem.x, [&]<typename X>() {
+        return launch_image<X>(problem, operands, device, stream, p, layout);
+      });
       if (status != cudaSuccess) return status;
       // Those of four groups follow one another, in whole pieces of what a lane copies.
       const auto has_fours = [](const ScaleSource& source) {

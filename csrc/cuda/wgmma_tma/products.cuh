@@ -136,19 +136,23 @@ class Sums {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = fmaf(f[e / 2 % 2], dot[e], y[e]);
   }
-  // Adds the shifts times the sums of x in a record.
-  __device__ __forceinline__ void add_shifts(uint32_t record, int piece, const Terms& terms) {
+  // Adds the shifts times the sums of x in a record. The result is known when all of these have come, and never ~0:
+  // no sum is the NaN that has all bits. With most columns there is no register for it.
+  __device__ __forceinline__ uint32_t add_shifts(uint32_t record, int piece, const Terms& terms) {
+    uint32_t read = S::kAsksWhatCame ? ~0u : 0;
     if constexpr (C::kHasShift)
 #pragma unroll
       for (int p = 0; p < S::kColumns / 8; ++p) {
         const float2 sum = load_shared_pair(record + sums_at(S::kColumns, piece) +
                                             (8 * p + threadIdx.x % 4 * 2) * 4);
+        read &= __float_as_uint(sum.x);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           y[4 * p + 2 * r] = fmaf(terms.c[r], sum.x, y[4 * p + 2 * r]);
           y[4 * p + 2 * r + 1] = fmaf(terms.c[r], sum.y, y[4 * p + 2 * r + 1]);
         }
       }
+    return read;
   }
 };
 

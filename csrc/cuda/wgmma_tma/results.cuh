@@ -19,17 +19,16 @@ template <typename S>
 __device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
                                           float* partial, const float* factors) {
   const Placing<S> sums(params);
-  const int results = params.across * S::kRows, fours = results / 4;
-  // use(m, the first row, its first sum)
-  const auto for_each = [&](int first, int step, auto&& use) {
-    const int rows_on = step / fours, fours_on = step - rows_on * fours;
-    int m = first / fours, four = first - m * fours;
+  // A power of two, and no more than threads: all fours of a thread are of the same rows of the weights.
+  const int fours = params.across * S::kRows / 4, log_fours = __popc(fours - 1);
+  const int thread = threadIdx.x, row = (thread & (fours - 1)) * 4;
+  // use(m, its first sum), of a share of all fours.
+  const auto for_each = [&](int share, int shares, auto&& use) {
+    const int first = (share * S::kConsumers + thread) >> log_fours,
+              step = shares * S::kConsumers >> log_fours, pitch = params.parts * sums.pitch;
+    float* at = partial + first * pitch + row;
 #pragma unroll 1
-    while (m < own.M) {
-      use(m, four * 4, partial + m * params.parts * sums.pitch + four * 4);
-      m += rows_on, four += fours_on;
-      if (four >= fours) four -= fours, ++m;
-    }
+    for (int m = first; m < own.M; m += step, at += step * pitch) use(m, at);
     __syncwarp();
   };
   const auto sum_of_shares = [&](const float* from) {
@@ -41,41 +40,44 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
     }
     return sum;
   };
-  const int thread = threadIdx.x;
   if (params.ranks > 1) {
-    for_each(thread, S::kConsumers,
-             [&](int, int, float* at) { *reinterpret_cast<float4*>(at) = sum_of_shares(at); });
+    for_each(0, 1, [&](int, float* at) { *reinterpret_cast<float4*>(at) = sum_of_shares(at); });
     sync_cluster();
   }
   const auto over_ranks = [&](const float* from) {
-    float4 of_rank[kMostRanks], sum{};  // all are asked for before the first is there
+    constexpr int kAtOnce = 4;
+    float4 sum{};
+#pragma unroll 1
+    for (int first = 0; first < params.ranks; first += kAtOnce) {
+      float4 of_rank[kAtOnce];  // all are asked for before the first is there
 #pragma unroll
-    for (int r = 0; r < kMostRanks; ++r)
-      of_rank[r] = r < params.ranks ? load4_of_rank(from, r) : float4{};
+      for (int r = 0; r < kAtOnce; ++r)
+        of_rank[r] = first + r < params.ranks ? load4_of_rank(from, first + r) : float4{};
 #pragma unroll
-    for (int r = 0; r < kMostRanks; ++r) add4(sum, of_rank[r]);
+      for (int r = 0; r < kAtOnce; ++r) add4(sum, of_rank[r]);
+    }
     return sum;
   };
-  const bool has_bias = params.output.bias.data != nullptr;
-  const auto bias = [&](int n) {
-    return own.s < 0 ? NAN : has_bias ? bias_of(params.output, true, own.s, n) : 0.f;
-  };
-  for_each(own.rank * S::kConsumers + thread, params.ranks * S::kConsumers,
-           [&](int m, int row, const float* from) {
-             const int n = tile * results + row;
-             if (n >= params.width) return;
-             float factor = S::kWorth;
-             if (params.x.norm.data != nullptr) {
-               float squares = 0;
-               for (int r = 0; r < params.ranks; ++r)
-                 squares += params.ranks > 1 ? load_of_rank(factors + m, r) : factors[m];
-               factor *= norm_factor(squares, params.x.K, params.eps);
-             }
-             const float4 sum = params.ranks > 1 ? over_ranks(from) : sum_of_shares(from);
-             store4(params.output.y, params.output.dtype, (own.first_row + m) * params.width + n,
-                    {fmaf(sum.x, factor, bias(n)), fmaf(sum.y, factor, bias(n + 1)),
-                     fmaf(sum.z, factor, bias(n + 2)), fmaf(sum.w, factor, bias(n + 3))});
-           });
+  const int n = tile * params.across * S::kRows + row;
+  const bool inside = n < params.width;
+  float bias[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    bias[i] = inside ? bias_of(params.output, own.s >= 0, own.s, n + i) : 0.f;
+  for_each(own.rank, params.ranks, [&](int m, const float* from) {
+    if (!inside) return;
+    float factor = S::kWorth;
+    if (params.x.norm.data != nullptr) {
+      float squares = 0;
+      for (int r = 0; r < params.ranks; ++r)
+        squares += params.ranks > 1 ? load_of_rank(factors + m, r) : factors[m];
+      factor *= norm_factor(squares, params.x.K, params.eps);
+    }
+    const float4 sum = params.ranks > 1 ? over_ranks(from) : sum_of_shares(from);
+    store4(params.output.y, params.output.dtype, (own.first_row + m) * params.width + n,
+           {fmaf(sum.x, factor, bias[0]), fmaf(sum.y, factor, bias[1]),
+            fmaf(sum.z, factor, bias[2]), fmaf(sum.w, factor, bias[3])});
+  });
   if (params.ranks > 1) leave_cluster();
 }
 

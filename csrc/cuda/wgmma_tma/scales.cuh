@@ -32,16 +32,16 @@ class Scales {
   __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool ahead,
                                     uint32_t shared)
       : params_(params), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4), from_(nullptr) {
-    if (ahead) {
-      const int size = source().g_bytes;
-      from_ = row() + ((unit * S::kPieces / 4 * 4 + first()) * size & ~3);
-      with_size(size, [&]<int kSize>() { ask<kSize>(); });
-    }
-    step(unit, true);
+    if (ahead) from_ = row() + ((unit * S::kPieces / 4 * 4 + first()) * source().g_bytes & ~3);
+  }
+
+  // For the first four pieces, which another object like this will read.
+  __device__ __forceinline__ void ask_for_first() const {
+    if (from_ != nullptr) with_size(source().g_bytes, [&]<int kSize>() { ask<kSize>(); });
   }
 
   // To a box, the first one or params.deep further on.
-  __device__ __forceinline__ void step(int unit, bool is_first = false) {
+  __device__ __forceinline__ void step(int unit, bool is_first) {
     if (kUnits > 1 && (is_first || unit / kUnits != (unit - params_.deep) / kUnits)) make(unit, 0);
   }
 
