@@ -119,9 +119,9 @@ class WgmmaTmaOfWidth {
       const dim3 grid(static_cast<unsigned>(problem.M), static_cast<unsigned>(parts),
                       static_cast<unsigned>(problem.batch));
       LaunchShape shape{grid, wgmma_tma::kImageThreads};
-      // But 256 rows and small groups need the L1 for their scales: 28672 x 4096, M = 16, int4 in groups of 32 and 64
-      // took 59 and 40 us for 50 and 36 on an H200.
-      shape.keeps_shared = S::kEnds < 2 || layout.deep > 1;
+      // But small groups need the L1 for their scales, of 256 rows or two for each: 28672 x 4096, 16 rows, int4 g32
+      // took 59 us for 50, g64 40 for 36, and 4096 x 14336 g32 31 for 29 on an H200.
+      shape.keeps_shared = S::kEnds < 2 || (layout.deep > 1 && S::kEnds * S::kNumbers < 16);
       return launch_kernel(wgmma_tma::make_image<typename S::C, X>, shape, device, stream, params,
                            static_cast<uint8_t*>(operands.image),
                            {quads, kColumns, S::kRecordBytes, S::kLogLanes, S::kRuns,
