@@ -41,8 +41,8 @@ struct Image {
 };
 
 // A warp for each quarter of an SM, with the registers that the next kernel leaves there, 32 a thread: so its CTAs
-// find room beside these.
-constexpr int kImageThreads = 128, kImageCtas = 16;
+// find room beside these. x * norm is more work, and has a thread for each octet of 4096 k instead.
+constexpr int kImageThreads = 128, kNormThreads = 512;
 
 // The largest magnitude of an octet as it comes, as the bits of a float32.
 template <typename X>
@@ -62,12 +62,13 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
 
 // CTA (m, part, slice) looks at all of a row of x and makes a part of its quads. A number that is 2^-29 of its row's
 // largest or more keeps 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
-template <typename C, typename X>
-__global__ void __launch_bounds__(kImageThreads, kImageCtas)
+// X: of x; for kNormThreads it is looked up.
+template <typename C, typename X, int kThreads>
+__global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {
   let_second_begin();
-  constexpr int kWarps = kImageThreads / 32;
-  constexpr Dtype kDtype = kDtypeOf<X>;
+  constexpr int kWarps = kThreads / 32;
+  const Dtype dtype = kThreads == kNormThreads ? params.x.dtype : kDtypeOf<X>;
   __shared__ uint32_t largest_in[kWarps];
   __shared__ float squares_in[kWarps], sum_in[kWarps];
   const int m = blockIdx.x, slice = blockIdx.z, tile = m / params.rows_m,
@@ -75,17 +76,20 @@ __global__ void __launch_bounds__(kImageThreads, kImageCtas)
   const bool has_norm = params.x.norm.data != nullptr;
   const int s = has_norm ? max(stack_entry(params.index, params.stack, slice), 0) : 0;
   const NormValues norm(params.x.norm, s, 0);
-  const X* const row =
-      static_cast<const X*>(params.x.data) + (Index{slice} * params.M + m) * params.x.K;
+  const Index before = (Index{slice} * params.M + m) * params.x.K;
+  const void* const row = kThreads == kNormThreads
+                              ? static_cast<const void*>(static_cast<const char*>(params.x.data) +
+                                                         before * size_of(dtype))
+                              : static_cast<const X*>(params.x.data) + before;
   const auto ask = [&](int octet) {
     RawOctet raw;
-    raw.ask(row, kDtype, octet * 8, octet * 8 < params.x.K);
+    raw.ask(row, dtype, octet * 8, octet * 8 < params.x.K);
     return raw;
   };
   // Of x * norm, and the squares of x. Half by half, for registers.
   const auto get = [&](int octet, const RawOctet& raw, float (&v)[8]) {
     float squares = 0;
-    get_octet(raw.raw, kDtype, v);
+    get_octet(raw.raw, dtype, v);
     if (!has_norm) return squares;
 #pragma unroll
     for (int first = 0; first < 8; first += 4) {
@@ -112,20 +116,20 @@ __global__ void __launch_bounds__(kImageThreads, kImageCtas)
   float squares = 0, total = 0;
   if (has_norm) {
 #pragma unroll 1
-    for (int octet = thread; octet < octets; octet += kImageThreads) {
+    for (int octet = thread; octet < octets; octet += kThreads) {
       float v[8];
       squares += get(octet, ask(octet), v);
 #pragma unroll
       for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
     }
   } else {
-#pragma unroll(sizeof(X) == 4 ? 2 : 4)
-    for (int octet = thread; octet < octets; octet += kImageThreads) {
+#pragma unroll(sizeof(X) == 4 ? 1 : 4)
+    for (int octet = thread; octet < octets; octet += kThreads) {
       const RawOctet raw = ask(octet);
       largest = max(largest, largest_of<X>(raw));
       if (sizeof(X) == 4 || !records.totals) continue;
       float v[8];
-      get_octet(raw.raw, kDtype, v);
+      get_octet(raw.raw, dtype, v);
 #pragma unroll
       for (int i = 0; i < 8; ++i) total += v[i];
     }
@@ -155,7 +159,7 @@ __global__ void __launch_bounds__(kImageThreads, kImageCtas)
   const int last = first_of(static_cast<int>(blockIdx.y) + 1);
   // All lanes of a warp stay together.
 #pragma unroll 1
-  for (int first = first_of(static_cast<int>(blockIdx.y)); first < last; first += kImageThreads) {
+  for (int first = first_of(static_cast<int>(blockIdx.y)); first < last; first += kThreads) {
     const int octet = first + thread, i = octet % 16;
     float v[8], sum = 0;
     get(octet, ask(octet), v);
