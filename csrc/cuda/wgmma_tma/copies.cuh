@@ -32,8 +32,8 @@ struct Barriers {
   }
 };
 
-// The boxes of all groups, by one thread, which has to be quick: they use one up each 300 ns. The second ones
-// wait for the first of x.
+// The boxes of all groups, by one thread, which has to be quick: they use one up each 300 ns. The second ones wait for the
+// first of x; by a barrier of one phase, since a stage of x does not wait for this thread, which may sleep through two.
 template <typename S>
 __device__ __forceinline__ void copy_weights(const Params& params, const Share& own, int tile,
                                              int units, const CUtensorMap& weights, int box_rows,
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
     row[group] = (tile * params.across + (group >> log_deep) * 4) << params.log_rows;
   int slot = 0, parity = 1;
   for (int i = 0; i < units; i += deep) {
-    if (i == deep) wait(barriers.x_full(0), 0);
+    if (i == deep) wait(barriers.rows_full(), 0);
 #pragma unroll
     for (int group = 0; group < S::kGroups; ++group) {
       const int unit = i + (group & deep - 1), at = group * S::kSlots + slot;
