@@ -1,6 +1,7 @@
 // The kernel in front of wgmma_tma: x as operand B, by a power of two for each row.
 #pragma once
 
+#include "image.h"
 #include "shape.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
@@ -10,15 +11,6 @@ struct alignas(16) RowOfX {
   float power;    // what its sums are to be multiplied with
   float squares;  // their sum, for a norm
   float sum;      // of its elements, as in a record
-};
-
-// How the records of a launch lie.
-struct Records {
-  int quads, columns;
-  int bytes;      // of one
-  int log_lanes;  // 2^log_lanes of the 16 lanes of a quad have a group, with a sum of its own
-  bool runs,
-      totals;  // whether lanes take runs; and whether a row, of one column, has one sum and no groups
 };
 
 // Of a CTA's rows of x, the `tile`th of a slice: records, and behind them a RowOfX for each column.
@@ -39,6 +31,11 @@ struct Image {
     return reinterpret_cast<RowOfX*>(record(quads));
   }
 };
+
+// What the image has of a decoder, the same for all of integers and for all others.
+template <typename C>
+using OrderOf =
+    std::conditional_t<C::kHasShift, Decoder<Format::kAffine, 4>, Decoder<Format::kCodebook, 4>>;
 
 // A warp for each quarter of an SM, with the registers that the next kernel leaves there, 32 a thread: so its CTAs
 // find room beside these. x * norm is more work, and has a thread for each octet of 4096 k instead.
@@ -62,7 +59,7 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
 
 // CTA (m, part, slice) looks at all of a row of x and makes a part of its quads. A number that is 2^-29 of its row's
 // largest or more keeps 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
-// X: of x; for kNormThreads it is looked up.
+// C: a decoder, as OrderOf has it. X: of x; for kNormThreads it is looked up.
 template <typename C, typename X, int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {

@@ -133,6 +133,9 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
   using S = Shape<kFormat, kBits, kColumns, kEnds>;
   using C = typename S::C;
   constexpr bool kPerRow = kEnds == 0;
+  using Order = OrderOf<C>;
+  static_assert(C::kWorth == Order::kWorth && C::code(1, 0) == Order::code(1, 0) &&
+                C::code(0, 1) == Order::code(0, 1) && C::code(3, 1) == Order::code(3, 1));
   extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float factors[kColumns];  // of the norm: sums of squares

@@ -11,14 +11,6 @@
 
 namespace jaxgemv::cuda {
 
-// Calls use<X>() with the type of x.
-template <typename Use>
-auto with_x(Dtype x, Use&& use) {
-  return x == Dtype::kF32   ? use.template operator()<float>()
-         : x == Dtype::kF16 ? use.template operator()<__half>()
-                            : use.template operator()<__nv_bfloat16>();
-}
-
 template <Format kFormat, int kBits>
 class WgmmaTmaOfWidth {
  public:
@@ -107,27 +99,6 @@ class WgmmaTmaOfWidth {
       return best;
     }
 
-    // As many CTAs as there are SMs, but for each row at least one, and for a thread one octet.
-    template <typename X, int kThreads>
-    static cudaError_t launch_image(const Problem& problem, const Operands& operands,
-                                    const Device& device, cudaStream_t stream,
-                                    const mma_any::Params& params, const mma_any::Layout& layout) {
-      const int quads = params.units * S::kQuads;
-      const Index rows = problem.M * problem.batch;
-      const Index most = ceil_div(quads * 16, Index{kThreads});
-      const Index parts = std::clamp<Index>(device.sms / rows, 1, most);
-      const dim3 grid(static_cast<unsigned>(problem.M), static_cast<unsigned>(parts),
-                      static_cast<unsigned>(problem.batch));
-      LaunchShape shape{grid, kThreads};
-      // But small groups need the L1 for their scales, of 256 rows or two for each: 28672 x 4096, 16 rows, int4 g32
-      // took 59 us for 50, g64 40 for 36, and 4096 x 14336 g32 31 for 29 on an H200.
-      shape.keeps_shared = S::kEnds < 2 || (layout.deep > 1 && S::kEnds * S::kNumbers < 16);
-      return launch_kernel(wgmma_tma::make_image<typename S::C, X, kThreads>, shape, device, stream,
-                           params, static_cast<uint8_t*>(operands.image),
-                           {quads, kColumns, S::kRecordBytes, S::kLogLanes, S::kRuns,
-                            S::C::kHasShift && kEnds == 0});
-    }
-
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
       const mma_any::Layout layout = plan(problem, operands, device);
@@ -139,12 +110,13 @@ class WgmmaTmaOfWidth {
           map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes, box_rows, &map);
       if (status != cudaSuccess) return status;
       p.image = static_cast<const uint8_t*>(operands.image);
-      status = operands.norm.data != nullptr ? launch_image<float, wgmma_tma::kNormThreads>(
-                                                   problem, operands, device, stream, p, layout)
-                                             : with_x(problem.x, [&]<typename X>() {
-                                                 return launch_image<X, wgmma_tma::kImageThreads>(
-                                                     problem, operands, device, stream, p, layout);
-                                               });
+      // But small groups need the L1 for their scales, of 256 rows or two for each: 28672 x 4096, 16 rows, int4 g32
+      // took 59 us for 50, g64 40 for 36, and 4096 x 14336 g32 31 for 29 on an H200.
+      const bool keeps_shared = S::kEnds < 2 || (layout.deep > 1 && S::kEnds * S::kNumbers < 16);
+      status = wgmma_tma::launch_image(problem, p, static_cast<uint8_t*>(operands.image),
+                                       {p.units * S::kQuads, kColumns, S::kRecordBytes,
+                                        S::kLogLanes, S::kRuns, S::C::kHasShift && kEnds == 0},
+                                       S::C::kHasShift, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
       // Those of four groups follow one another, in whole pieces of what a lane copies.
       const auto has_fours = [](const ScaleSource& source) {

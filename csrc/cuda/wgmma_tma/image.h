@@ -1,0 +1,23 @@
+// The launch of the kernel in front of wgmma_tma, which is the same for many of its variants.
+#pragma once
+
+#include "../device.h"
+#include "../mma_any/params.cuh"
+
+namespace jaxgemv::cuda::wgmma_tma {
+
+// How the records of a launch lie.
+struct Records {
+  int quads, columns;
+  int bytes;      // of one
+  int log_lanes;  // 2^log_lanes of the 16 lanes of a quad have a group, with a sum of its own
+  bool runs,
+      totals;  // whether lanes take runs; and whether a row, of one column, has one sum and no groups
+};
+
+// Of codes with a shift, or without; x with a norm, or without. keeps_shared: as LaunchShape has it.
+cudaError_t launch_image(const Problem& problem, const mma_any::Params& params, uint8_t* image,
+                         const Records& records, bool has_shift, bool keeps_shared,
+                         const Device& device, cudaStream_t stream);
+
+}  // namespace jaxgemv::cuda::wgmma_tma
