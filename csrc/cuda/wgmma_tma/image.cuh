@@ -63,6 +63,7 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
 template <typename C, typename X, int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   let_second_begin();
   constexpr int kWarps = kThreads / 32;
   const Dtype dtype = kThreads == kNormThreads ? params.x.dtype : kDtypeOf<X>;
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
     store_octet<C>(v, exponent, record, records.runs ? i % 4 : i / 4, records.runs ? i / 4 : i % 4,
                    column, records.columns, params.parts);
   }
+#endif
 }
 
 }  // namespace jaxgemv::cuda::wgmma_tma

@@ -6,13 +6,13 @@
 
 namespace jaxgemv::cuda::wgmma_tma {
 
-// How the records of a launch lie.
+// How the records of a launch lie. 2^log_lanes of the 16 lanes of a quad have a group, with a sum of its own; `runs`:
+// whether lanes take runs; `totals`: whether a row, of one column, has one sum and no groups.
 struct Records {
   int quads, columns;
-  int bytes;      // of one
-  int log_lanes;  // 2^log_lanes of the 16 lanes of a quad have a group, with a sum of its own
-  bool runs,
-      totals;  // whether lanes take runs; and whether a row, of one column, has one sum and no groups
+  int bytes;  // of one
+  int log_lanes;
+  bool runs, totals;
 };
 
 // Of codes with a shift, or without; x with a norm, or without. keeps_shared: as LaunchShape has it.
