@@ -35,11 +35,13 @@ auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
   }
+#if CUDART_VERSION >= 12060  // older ones may not know it
   if (shape.keeps_shared) {
     cudaLaunchAttribute& split = attributes[count++] = {};
     split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     split.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   }
+#endif
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid, config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes), config.stream = stream;
