@@ -74,8 +74,12 @@ __device__ __forceinline__ void store(void* data, Dtype dtype, Index i, float v)
   }
 }
 
-// Four neighbours of a type of 16 bits, for an i that is a multiple of four.
+// Four neighbours, for an i that is a multiple of four.
 __device__ __forceinline__ void store4(void* data, Dtype dtype, Index i, const float4& v) {
+  if (dtype == Dtype::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(data) + i) = v;
+    return;
+  }
   uint2 bits;
   if (dtype == Dtype::kF16) {
     const __half2 two[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};

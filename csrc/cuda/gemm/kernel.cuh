@@ -7,7 +7,7 @@
 // stages that all groups share.
 #pragma once
 
-#include "../mma_any/results.cuh"
+#include "../mma_any/fours.cuh"
 #include "image.cuh"
 
 namespace jaxgemv::cuda::gemm {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void bring_x(const Params& params, const Share& own, 
 #pragma unroll 1
   for (int i = 0; i < stages; ++i, image += bytes) {
     const int stage = i % S::kXStages;
-    if (i >= S::kXStages) wait(empty + 8 * stage, i / S::kXStages % 2 ^ 1);
+    if (i >= S::kXStages) wait_asleep(empty + 8 * stage, i / S::kXStages % 2 ^ 1);
     arrive_and_expect(full + 8 * stage, bytes);
     copy_bulk(to + stage * S::kXStageBytes, image, bytes, full + 8 * stage);
   }
@@ -36,7 +36,8 @@ __device__ __forceinline__ void bring_x(const Params& params, const Share& own, 
 #endif
 
 template <Format kFormat, int kBits, typename X, typename S = Shape<kFormat, kBits, X>>
-__global__ void __launch_bounds__(S::threads(S::kMostGroups), 1) gemv_gemm(const Params params) {
+__global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
+    gemv_gemm(const Params params, bool packs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using C = typename S::C;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1) gemv_gemm(const
     const uint32_t first_x = static_cast<uint32_t>(own.columns) << 16 | (x & 0x3ffff) >> 4;
     uint32_t full_here = full, x_here = first_x;
     int parity = 0;
+    uint32_t last = 0;
     // The quad that begins at k, `words` behind the rows. kWhole: all of it has the same terms.
     const auto add_quad = [&]<bool kWhole>(const uint32_t* const(&rows)[2], int words, int k) {
       if constexpr (kWhole) sums.set(terms(k));
@@ -101,10 +103,11 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1) gemv_gemm(const
         const int block = j % S::kStageBlocks;
         if (block == 0) wait(full_here, parity);
         sums.template add<kWhole && C::kRuns>(
-            rows, words, j, x_here + block * S::kGranules * own.columns, own.columns);
+            rows, words, j, x_here + block * S::kGranules * own.columns, own.columns, [&] {
+              if (block == S::kPending && last != 0 && lane == 0) arrive(last);
+            });
         if (block + 1 < S::kStageBlocks) continue;
-        sums.finish();
-        if (lane == 0) arrive(full_here + 8 * S::kXStages);
+        last = full_here + 8 * S::kXStages;
         full_here += 8, x_here += S::kXStageBytes / 16;
         if (full_here == empty) full_here = full, x_here = first_x, parity ^= 1;
       }
@@ -137,9 +140,9 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1) gemv_gemm(const
         __syncwarp();
       }
     }
+    sums.finish();
   }
 
-  if (are_complete(params)) return put_sums<S>(params, own, of_warp, sums.y);
   // All have read what the sums now take the place of.
   const int consumers = 32 * params.across;
   sync_threads(consumers);
@@ -150,7 +153,11 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1) gemv_gemm(const
     partial[placing.of(0, e / 4 * 8 + lane % 4 * 2 + e % 2,
                        warp * kTileN + lane / 4 + e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(consumers);
-  put_results<S>(params, own, own.cluster / params.m_tiles, partial, nullptr, params.across);
+  const int tile = own.cluster / params.m_tiles;
+  if (packs)
+    put_fours<S>(params, own, tile, partial, nullptr, consumers);
+  else
+    put_results<S>(params, own, tile, partial, nullptr, params.across);
 #endif
 }
 

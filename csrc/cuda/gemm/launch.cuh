@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
+#include "../common/clusters.cuh"
 #include "../mma_any/prepare.cuh"
 #include "kernel.cuh"
 
@@ -49,7 +51,7 @@ class Gemm {
              layout.bytes,
              p.ranks};
     shape.early = true;
-    return launch_kernel(kKernel, shape, device, stream, p);
+    return launch_kernel(kKernel, shape, device, stream, p, mma_any::packs(p));
   }
 
  private:
@@ -67,19 +69,25 @@ class Gemm {
     const Index m_tiles = ceil_div(problem.M, Index{S::kColumns}) * problem.batch;
     const Index units = ceil_div(problem.K, S::kUnitK);
     mma_any::Layout best;
-    Index least = 0;
+    Clusters<mma_any::kMostRanks> clusters;  // of one CTA on an SM
+    if (resident_clusters(kKernel, {{}, S::threads(S::kMostGroups), device.shared_bytes - 1024},
+                          device, &clusters) != cudaSuccess) {
+      cudaGetLastError();  // another kernel will do
+      return best;
+    }
+    Index least = std::numeric_limits<Index>::max();
     for (int groups = S::kMostGroups; groups > 0; --groups) {
       const int bytes =
           std::max(S::shared_bytes(groups, pieces), mma_any::sums_bytes<S>(4 * groups, /*deep=*/1));
       if (bytes + 1024 > device.shared_bytes) continue;
       const Index tiles = ceil_div(problem.N, Index{64} * groups);
-      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ranks *= 2) {
-        const Index waves =
-            ceil_div(tiles * m_tiles * ranks, ranks > 2 ? device.sms * 15 / 16 : device.sms);
+      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks) {
+        if (clusters[ranks] < 1) continue;
+        const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
         const Index blocks = ceil_div(units, ranks) * S::kQuads * gemm::kBlocks;
         const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
                                     blocks * std::max(kBlockNs, groups * kGroupNs));
-        if (best.across > 0 && cost >= least) continue;
+        if (cost >= least) continue;
         least = cost, best = {4 * groups, 1, ranks, 0, bytes, false, tiles};
       }
     }

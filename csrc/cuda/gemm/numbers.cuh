@@ -23,15 +23,15 @@ class Numbers<Format::kAffine, kBits> : public Decoder<Format::kAffine, kBits> {
     return 0x1p24f / static_cast<float>(1 << Base::window(p).place);
   }
   __device__ __forceinline__ Numbers() : Base(nullptr) {}
-  __device__ __forceinline__ void set(uint32_t low, uint32_t high) {
-    Base::masked(low, high, pairs_);
-  }
+  __device__ __forceinline__ void set(uint32_t low, uint32_t high) { low_ = low, high_ = high; }
   __device__ __forceinline__ float2 pair(int p, const float*) const {
-    return __half22float2(reinterpret_cast<const __half2&>(pairs_[p]));
+    uint32_t pairs[4];
+    Base::masked(low_, high_, pairs);
+    return __half22float2(reinterpret_cast<const __half2&>(pairs[p]));
   }
 
  private:
-  uint32_t pairs_[4];
+  uint32_t low_, high_;
 };
 
 // Two words are fewer registers than four pairs.

@@ -30,6 +30,9 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
   static constexpr int kGranules = kBlockK * sizeof(X) / 16;
   static constexpr int kXStageBytes = kStageBlocks * kGranules * kColumns * 16;
 
+  // Products of blocks that go on while the next one is made.
+  static constexpr int kPending = kWide || kBits > 4 ? 0 : 1;
+
   static JAXGEMV_HD constexpr int threads(int groups) { return 128 * (groups + 1); }
   static JAXGEMV_HD constexpr int shared_bytes(int groups, int pieces) {
     return 4 * groups * R::bytes(pieces) + kXStages * kXStageBytes;
@@ -72,7 +75,7 @@ class Sums {
   // hold, of a scale of 250 or more, the result is NaN.
   template <bool kRuns>
   __device__ __forceinline__ void add(const uint32_t* const (&rows)[2], int words, int j,
-                                      uint32_t x, int columns) {
+                                      uint32_t x, int columns, auto&& when_done) {
     // Of a block, two steps each; codes are loaded again for the second.
     constexpr int kParts = S::kWide ? 2 : 1;
 #pragma unroll
@@ -80,20 +83,25 @@ class Sums {
       C q[2];
       load_octets<C>(rows, words, j, kRuns,
                      [&](int h, uint32_t low, uint32_t high) { q[h].set(low, high); });
-      wgmma_wait<S::kWide ? 0 : 1>();  // TF32 has no registers for more
-      uint32_t a[2][4];
+      wgmma_wait<S::kPending>();
+      if (part == 0) when_done();
+      uint32_t (&a)[2][4] = operands_[(kParts * j + part) % (S::kPending + 1)];
 #pragma unroll
-      for (int step = 0; step < 2; ++step)
+      for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 #pragma unroll
-        for (int i = 0; i < 2; ++i)  // two codes for each of both rows
+      for (int h = 0; h < 2; ++h)
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int p = S::kWide ? 2 * part + step : 2 * step + i;
-            const float2 pair = q[h].pair(p, table_);
-            const float w[2] = {fmaf(scale_[h][p], pair.x, shift_[h]),
-                                fmaf(scale_[h][p], pair.y, shift_[h])};
-            a[step][2 * i + h] = S::kWide ? to_tf32(w[i]) : rounded_pair<X>(w[0], w[1]);
-          }
+        for (int i = 0; i < 4; ++i) {  // two codes, of one step or the other
+          const int step = i / 2, p = S::kWide ? 2 * part + step : i;
+          if (S::kWide && i % 2) continue;
+          const float2 pair = q[h].pair(p, table_);
+          const float w[2] = {fmaf(scale_[h][p], pair.x, shift_[h]),
+                              fmaf(scale_[h][p], pair.y, shift_[h])};
+          if constexpr (S::kWide)
+            a[step][h] = to_tf32(w[0]), a[step][2 + h] = to_tf32(w[1]);
+          else
+            a[step][i % 2 * 2 + h] = rounded_pair<X>(w[0], w[1]);
+        }
       // Before any of the products: else ptxas lets them wait for one another.
 #pragma unroll
       for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
@@ -114,6 +122,7 @@ class Sums {
  private:
   const float* const table_;
   float scale_[2][4], shift_[2];
+  uint32_t operands_[S::kPending + 1][2][4] = {};
 };
 
 #endif

@@ -97,6 +97,12 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   return p;
 }
 
+// Whether put_fours is for a call.
+inline bool packs(const Params& p) {
+  return p.plain && p.width % 4 == 0 &&
+         is_aligned(p.output.y, 4 * static_cast<Index>(size_of(p.output.dtype)));
+}
+
 // How the image lies: rows_m rows of x after another, quad by quad.
 template <typename C>
 __global__ void make_image(const Params params, uint8_t* image, int quads) {

@@ -91,12 +91,13 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
   const bool gated = is_gated(params.output.activation);
   constexpr int kPair = 8;  // from a row to the one it is paired with
   if (params.ranks > 1) {
-    for_each(warp, warps, [&](int) {
-      return [&](int, float* at) {
-        *at = sum_of_shares(at);
-        if (gated) at[kPair] = sum_of_shares(at + kPair);
-      };
-    });
+    if (params.deep * params.parts > 1)
+      for_each(warp, warps, [&](int) {
+        return [&](int, float* at) {
+          *at = sum_of_shares(at);
+          if (gated) at[kPair] = sum_of_shares(at + kPair);
+        };
+      });
     sync_cluster();
   }
   // All are asked for before the first is there.

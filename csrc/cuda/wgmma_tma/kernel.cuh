@@ -8,9 +8,9 @@
 // Memory answers in the order in which it is asked: the first boxes wait for the first of x.
 #pragma once
 
+#include "../mma_any/fours.cuh"
 #include "copies.cuh"
 #include "products.cuh"
-#include "results.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
 
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
     partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
   if (packs)
-    put_fours<S>(params, own, tile, partial, factors);
+    put_fours<S>(params, own, tile, partial, factors, S::kConsumers);
   else
     put_results<S>(params, own, tile, partial, factors, S::kWarps);
 #endif

@@ -132,9 +132,7 @@ class WgmmaTmaOfWidth {
                         layout.bytes,
                         p.ranks};
       shape.early = true;
-      const bool packs =
-          p.plain && size_of(problem.y) == 2 && p.width % 4 == 0 && is_aligned(operands.y, 8);
-      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, ahead, packs);
+      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, ahead, packs(p));
     }
   };
 

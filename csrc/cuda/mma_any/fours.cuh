@@ -1,9 +1,9 @@
 // From the sums of a CTA's warps to y, four results at a time.
 #pragma once
 
-#include "shape.cuh"
+#include "results.cuh"
 
-namespace jaxgemv::cuda::wgmma_tma {
+namespace jaxgemv::cuda::mma_any {
 
 __device__ __forceinline__ float4 load4(const float* from) {
   return *reinterpret_cast<const float4*>(from);
@@ -17,15 +17,16 @@ __device__ __forceinline__ void add4(float4& to, const float4& v) {
 // wgmma_any's kernels of tables keep registers in memory.)
 template <typename S>
 __device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
-                                          float* partial, const float* factors) {
+                                          float* partial, const float* factors, int threads) {
   const Placing<S> sums(params);
-  // A power of two, and no more than threads: all fours of a thread are of the same rows of the weights.
-  const int fours = params.across * S::kRows / 4, log_fours = __popc(fours - 1);
-  const int thread = threadIdx.x, row = (thread & (fours - 1)) * 4;
+  // A divisor of the threads: all fours of a thread are of the same rows of the weights.
+  const int fours = params.across * S::kRows / 4, rows_m = threads / fours;
+  const int thread = threadIdx.x, of_thread = thread / fours,
+            row = (thread - of_thread * fours) * 4;
   // use(m, its first sum), of a share of all fours.
   const auto for_each = [&](int share, int shares, auto&& use) {
-    const int first = (share * S::kConsumers + thread) >> log_fours,
-              step = shares * S::kConsumers >> log_fours, pitch = params.parts * sums.pitch;
+    const int first = share * rows_m + of_thread, step = shares * rows_m,
+              pitch = params.parts * sums.pitch;
     float* at = partial + first * pitch + row;
 #pragma unroll 1
     for (int m = first; m < own.M; m += step, at += step * pitch) use(m, at);
@@ -41,7 +42,8 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
     return sum;
   };
   if (params.ranks > 1) {
-    for_each(0, 1, [&](int, float* at) { *reinterpret_cast<float4*>(at) = sum_of_shares(at); });
+    if (params.deep * params.parts > 1)
+      for_each(0, 1, [&](int, float* at) { *reinterpret_cast<float4*>(at) = sum_of_shares(at); });
     sync_cluster();
   }
   const auto over_ranks = [&](const float* from) {
@@ -81,4 +83,4 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
   if (params.ranks > 1) leave_cluster();
 }
 
-}  // namespace jaxgemv::cuda::wgmma_tma
+}  // namespace jaxgemv::cuda::mma_any
