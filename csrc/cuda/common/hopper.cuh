@@ -37,18 +37,6 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
       "r"(parity)
       : "memory");
 }
-// The same by a thread that others are not to wait for: one that asks again and again takes their place.
-__device__ __forceinline__ void wait_asleep(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra over;\n"
-      "nanosleep.u32 100;\n"
-      "bra again;\n"
-      "over:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
 // Arrives, and lets the phase end only when so many bytes more have been copied.
 __device__ __forceinline__ void arrive_and_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

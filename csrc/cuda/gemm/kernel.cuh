@@ -27,7 +27,7 @@ __device__ __forceinline__ void bring_x(const Params& params, const Share& own, 
 #pragma unroll 1
   for (int i = 0; i < stages; ++i, image += bytes) {
     const int stage = i % S::kXStages;
-    if (i >= S::kXStages) wait_asleep(empty + 8 * stage, i / S::kXStages % 2 ^ 1);
+    if (i >= S::kXStages) wait(empty + 8 * stage, i / S::kXStages % 2 ^ 1);
     arrive_and_expect(full + 8 * stage, bytes);
     copy_bulk(to + stage * S::kXStageBytes, image, bytes, full + 8 * stage);
   }
@@ -75,6 +75,13 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
     Weights<S> weights(params, own.s, own.cluster / params.m_tiles, warp, 0, own.first_unit,
                        own.last_unit, ring);
     Window<S> window(params, ring);
+    int of_lane[2];  // its rows in a stage
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = lane / 4 + 8 * h;
+      const uint8_t* const from = params.row(own.s, params.row_of(of_warp, row));
+      of_lane[h] = row * S::kPitch + static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
+    }
     int first_group = 0, inside = 0;
     const auto terms = [&](int k) {
       return weights.scales()[0].terms(window.at, inside, params.groups.of(k) - first_group,
@@ -118,14 +125,10 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
       if (unit < own.first_unit) continue;
       wait_copies<S::kStages - 1>();
       __syncwarp();
-      const uint32_t* rows[2];  // of this lane
+      const uint32_t* rows[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = lane / 4 + 8 * h;
-        const uint8_t* const from = params.row(own.s, params.row_of(of_warp, row));
-        rows[h] = reinterpret_cast<const uint32_t*>(weights.stage + row * S::kPitch +
-                                                    reinterpret_cast<uintptr_t>(from) % 16);
-      }
+      for (int h = 0; h < 2; ++h)
+        rows[h] = reinterpret_cast<const uint32_t*>(weights.stage + of_lane[h]);
       if (window.opens(unit)) {
         first_group = window.first();
         inside = weights.scales()[0].inside(first_group);

@@ -58,10 +58,10 @@ class Gemm {
   // What it takes of the call's scratch is no more than mma_any's image, which it is sized for.
   static_assert(mma_any::kQuadK * sizeof(X) <= mma_any::kRecordBytes * (S::kWide ? 2 : 1));
 
-  // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a block, at least and for each group of
-  // warps, of a CTA, and of one in a cluster.
+  // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a block, at least and for each group of warps, of a
+  // CTA, and of a group of one in a cluster.
   static constexpr int kBlockNs = 220, kGroupNs = S::kWide ? 190 : 115;
-  static constexpr int kStartNs = 5000, kClusterNs = 1500;
+  static constexpr int kStartNs = 5000, kClusterNs = 500;
 
   static mma_any::Layout layout(const Problem& problem, const Operands& operands,
                                 const Device& device) {
@@ -70,7 +70,7 @@ class Gemm {
     const Index units = ceil_div(problem.K, S::kUnitK);
     mma_any::Layout best;
     Clusters<mma_any::kMostRanks> clusters;  // of one CTA on an SM
-    if (resident_clusters(kKernel, {{}, S::threads(S::kMostGroups), device.shared_bytes - 1024},
+    if (resident_clusters(kKernel, {{}, S::threads(S::kMostGroups), device.shared_bytes - 4096},
                           device, &clusters) != cudaSuccess) {
       cudaGetLastError();  // another kernel will do
       return best;
@@ -85,7 +85,7 @@ class Gemm {
         if (clusters[ranks] < 1) continue;
         const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
         const Index blocks = ceil_div(units, ranks) * S::kQuads * gemm::kBlocks;
-        const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
+        const Index cost = waves * (kStartNs + (ranks > 1 ? groups * kClusterNs : 0) +
                                     blocks * std::max(kBlockNs, groups * kGroupNs));
         if (cost >= least) continue;
         least = cost, best = {4 * groups, 1, ranks, 0, bytes, false, tiles};
