@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
     const uint32_t first_x = static_cast<uint32_t>(own.columns) << 16 | (x & 0x3ffff) >> 4;
     uint32_t full_here = full, x_here = first_x;
     int parity = 0;
-    uint32_t last = 0;
+    uint32_t last = 0;  // what tells that the stage before has been used
     // The quad that begins at k, `words` behind the rows. kWhole: all of it has the same terms.
     const auto add_quad = [&]<bool kWhole>(const uint32_t* const(&rows)[2], int words, int k) {
       if constexpr (kWhole) sums.set(terms(k));

@@ -30,7 +30,7 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
   static constexpr int kGranules = kBlockK * sizeof(X) / 16;
   static constexpr int kXStageBytes = kStageBlocks * kGranules * kColumns * 16;
 
-  // Products of blocks that go on while the next one is made.
+  // Blocks whose products go on while the next one is made, as registers allow.
   static constexpr int kPending = kWide || kBits > 4 ? 0 : 1;
 
   static JAXGEMV_HD constexpr int threads(int groups) { return 128 * (groups + 1); }
@@ -70,7 +70,8 @@ class Sums {
 
   // Adds the products of block j of the quad whose codes begin `words` behind both rows of this lane.
   // x: of the block, as the low half of a descriptor of operand B without a swizzle: there 8 columns of
-  // 16 bytes are 128, and the next k are a granule on. y is theirs until finish().
+  // 16 bytes are 128, and the next k are a granule on. y is theirs until finish(). when_done() is called when
+  // products but those of the last S::kPending blocks have ended.
   // Behind the end of a row weights are shifts, which meet zeros of x: with one that float16 cannot
   // hold, of a scale of 250 or more, the result is NaN.
   template <bool kRuns>
@@ -85,6 +86,8 @@ class Sums {
                      [&](int h, uint32_t low, uint32_t high) { q[h].set(low, high); });
       wgmma_wait<S::kPending>();
       if (part == 0) when_done();
+      // Named here, an operand keeps its registers through the products before, and ptxas lets these go on
+      // (docs/cuda-notes.md, "Products that go on").
       uint32_t (&a)[2][4] = operands_[(kParts * j + part) % (S::kPending + 1)];
 #pragma unroll
       for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
