@@ -94,17 +94,18 @@ class Sums {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // two codes, of one step or the other
-          const int step = i / 2, p = S::kWide ? 2 * part + step : i;
-          if (S::kWide && i % 2) continue;
-          const float2 pair = q[h].pair(p, table_);
-          const float w[2] = {fmaf(scale_[h][p], pair.x, shift_[h]),
-                              fmaf(scale_[h][p], pair.y, shift_[h])};
-          if constexpr (S::kWide)
-            a[step][h] = to_tf32(w[0]), a[step][2 + h] = to_tf32(w[1]);
-          else
-            a[step][i % 2 * 2 + h] = rounded_pair<X>(w[0], w[1]);
-        }
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+          for (int i = 0; i < 2 / kParts; ++i) {  // two codes
+            const int p = S::kWide ? 2 * part + step : 2 * step + i;
+            const float2 pair = q[h].pair(p, table_);
+            const float w[2] = {fmaf(scale_[h][p], pair.x, shift_[h]),
+                                fmaf(scale_[h][p], pair.y, shift_[h])};
+            if constexpr (S::kWide)
+              a[step][h] = to_tf32(w[0]), a[step][2 + h] = to_tf32(w[1]);
+            else
+              a[step][2 * i + h] = rounded_pair<X>(w[0], w[1]);
+          }
       // Before any of the products: else ptxas lets them wait for one another.
 #pragma unroll
       for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
