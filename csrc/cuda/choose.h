@@ -62,15 +62,16 @@ constexpr bool has_many_columns(const Problem& problem) {
 }
 
 // The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
-// made, and 0 where it is never. Below a number of weights it takes as long as for more; and longer for
-// widths other than 2, 3 and 4, for tables and small groups; and XLA's product does for float32, or where N
-// or K is odd. "More rows than kernels take".
+// made, and 0 where it is never. Below a number of weights, or of rows of them, it takes as long as for more;
+// and longer for widths other than 2, 3 and 4, for tables and small groups; and XLA's product does for float32,
+// or where N or K is odd. "More rows than kernels take".
 constexpr Index gemm_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
   const bool is_wide = problem.x == Dtype::kF32, is_table = problem.format == Format::kCodebook;
   const bool is_slow = is_table || has_small_groups(problem);
   const Index least = is_wide ? 2 << 20 : 3 << 20;
-  if (codes < least * (is_slow ? 2 : 1) || (is_table && problem.bits != 4)) return 0;
+  if (codes < least * (!is_slow ? 1 : problem.bits == 1 ? 6 : 2) || problem.N < 1024) return 0;
+  if (is_table && problem.bits != 4) return 0;
   if (is_wide || problem.N % 8 != 0 || problem.K % 8 != 0) return is_table ? 256 : 512;
   if (has_groups_of_16(problem)) return codes >= Index{1} << 25 ? 128 : 0;
   if (codes < Index{15} << 20 || problem.K < 512) return 128;
