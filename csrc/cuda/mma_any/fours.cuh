@@ -12,20 +12,20 @@ __device__ __forceinline__ void add4(float4& to, const float4& v) {
   to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
 }
 
-// What put_results of mma_any does, where there is nothing behind the sums but a bias, and y has 16 bits and whole
-// fours of results: a thread takes four rows of the weights and one of x. (Part of put_results, this made
+// What put_results does, where there is nothing behind the sums but a bias, and rows of y are whole fours of results:
+// a thread takes four rows of the weights and one of x. (Part of put_results, this made
 // wgmma_any's kernels of tables keep registers in memory.)
 template <typename S>
 __device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
                                           float* partial, const float* factors, int threads) {
   const Placing<S> sums(params);
   // A divisor of the threads: all fours of a thread are of the same rows of the weights.
-  const int fours = params.across * S::kRows / 4, rows_m = threads / fours;
+  const int fours = params.across * S::kRows / 4, step_m = threads / fours;
   const int thread = threadIdx.x, of_thread = thread / fours,
             row = (thread - of_thread * fours) * 4;
   // use(m, its first sum), of a share of all fours.
   const auto for_each = [&](int share, int shares, auto&& use) {
-    const int first = share * rows_m + of_thread, step = shares * rows_m,
+    const int first = share * step_m + of_thread, step = shares * step_m,
               pitch = params.parts * sums.pitch;
     float* at = partial + first * pitch + row;
 #pragma unroll 1
