@@ -13,43 +13,42 @@ namespace jaxgemv::cuda::gemm {
 template <Format kFormat, int kBits>
 class Numbers;
 
+// An octet's two words, which are fewer registers than four pairs.
+class OctetWords {
+ public:
+  static constexpr int kEntries = 0;
+  __device__ __forceinline__ void set(uint32_t low, uint32_t high) { low_ = low, high_ = high; }
+
+ protected:
+  uint32_t low_, high_;
+};
+
 template <int kBits>
-class Numbers<Format::kAffine, kBits> : public Decoder<Format::kAffine, kBits> {
+class Numbers<Format::kAffine, kBits> : public Decoder<Format::kAffine, kBits>, public OctetWords {
   using Base = Decoder<Format::kAffine, kBits>;
 
  public:
-  static constexpr int kEntries = 0;
   static __device__ constexpr float worth(int p) {
     return 0x1p24f / static_cast<float>(1 << Base::window(p).place);
   }
   __device__ __forceinline__ Numbers() : Base(nullptr) {}
-  __device__ __forceinline__ void set(uint32_t low, uint32_t high) { low_ = low, high_ = high; }
   __device__ __forceinline__ float2 pair(int p, const float*) const {
     uint32_t pairs[4];
     Base::masked(low_, high_, pairs);
     return __half22float2(reinterpret_cast<const __half2&>(pairs[p]));
   }
-
- private:
-  uint32_t low_, high_;
 };
 
-// Two words are fewer registers than four pairs.
 template <Format kFormat>
   requires(is_float8(kFormat))
-class Numbers<kFormat, 8> : public Decoder<kFormat, 8> {
+class Numbers<kFormat, 8> : public Decoder<kFormat, 8>, public OctetWords {
  public:
-  static constexpr int kEntries = 0;
   static __device__ constexpr float worth(int) { return 1; }
   __device__ __forceinline__ Numbers() : Decoder<kFormat, 8>(nullptr) {}
-  __device__ __forceinline__ void set(uint32_t low, uint32_t high) { low_ = low, high_ = high; }
   __device__ __forceinline__ float2 pair(int p, const float*) const {
     const uint32_t both = pair_of_float8<kFormat>((p < 2 ? low_ : high_) >> (p % 2 * 16));
     return __half22float2(reinterpret_cast<const __half2&>(both));
   }
-
- private:
-  uint32_t low_, high_;
 };
 
 // Entries for each lane in a bank of its own.
