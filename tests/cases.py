@@ -3,7 +3,18 @@
 A kernel that refuses one of these is never missed by anyone else: another one runs the call, and is slower.
 """
 
-from cases_cuda import direct, direct_floats, fma, gemm, mma_any, stream, wgmma, wgmma_any, wgmma_tma
+from cases_cuda import (
+    direct,
+    direct_floats,
+    fma,
+    gemm,
+    gemm_tma,
+    mma_any,
+    stream,
+    wgmma,
+    wgmma_any,
+    wgmma_tma,
+)
 from kernels import FLOATS, KernelParam, most_rows
 from problems import Case
 
@@ -268,6 +279,7 @@ MUST_TAKE = {
     "mma_any": mma_any,
     "wgmma_any": wgmma_any,
     "gemm": gemm,
+    "gemm_tma": gemm_tma,
     "direct": direct,
     "fma": fma,
     "simt": anything,
@@ -288,6 +300,7 @@ MUST_TAKE_FLOATS = {
     "wgmma_tma": without_shifts(wgmma_tma),
     "wgmma_any": without_shifts(wgmma_any),
     "gemm": without_shifts(gemm),
+    "gemm_tma": without_shifts(gemm_tma),
     "direct": direct_floats,
     "f32_dot": f32_dot,
     "f32_panel": float_panel,
@@ -321,6 +334,7 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         wgmma_any,
         wgmma_tma,
         gemm,
+        gemm_tma,
         transposed_anything,
         float_panel,
         transposed_floats,

@@ -97,7 +97,7 @@ def transposed_products(args, ks, backend: str) -> list[jax.Array]:
     return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]
 
 
-HOPPER = {"wgmma", "wgmma_any", "wgmma_tma", "gemm"}
+HOPPER = {"wgmma", "wgmma_any", "wgmma_tma", "gemm", "gemm_tma"}
 
 
 @contextlib.contextmanager

@@ -53,11 +53,14 @@ def check(y, exact: bool, answer, magnitude, k: int, more=0.0) -> None:
         assert_close(y, answer, magnitude, k, dtype=jnp.float32, more=more)
 
 
+ROUND = {"gemm", "gemm_tma"}  # weights
+
+
 def of_rounding(kernel, p: Problem) -> np.ndarray | float:
     """What a kernel may add to the error because it rounds weights, and of float32 also x; or a table."""
     if p.codebook is not None and kernel.name in ("stream", "wgmma_any"):
         return held(p.x, np.broadcast_to(p.wide_scale(), p.values().shape), p.codebook)
-    if kernel.name != "gemm":
+    if kernel.name not in ROUND:
         return 0.0
     return rounded(p.x, p.weight(), p.x.dtype) * (2 if p.x.dtype == np.float32 else 1)
 
@@ -65,7 +68,7 @@ def of_rounding(kernel, p: Problem) -> np.ndarray | float:
 def rounds(kernel, p: Problem) -> bool:
     """Whether it does."""
     w = p.weight()
-    return kernel.name == "gemm" and bool((w != w.astype(significand(p.x.dtype)).astype(np.float64)).any())
+    return kernel.name in ROUND and bool((w != w.astype(significand(p.x.dtype)).astype(np.float64)).any())
 
 
 @both
@@ -110,7 +113,7 @@ def test_transposed(transposed_kernel, exact):
             check(y, exact, answer, magnitude, case.n)
 
 
-FOR_MANY = {"amx_bf16": 12, "wgmma_any": 12, "wgmma_tma": 12, "gemm": 65}  # rows
+FOR_MANY = {"amx_bf16": 12, "wgmma_any": 12, "wgmma_tma": 12, "gemm": 65, "gemm_tma": 65}  # rows
 
 FLOAT8_ROWS = by_name(
     k
@@ -123,7 +126,7 @@ FLOAT8_ROWS = by_name(
 def test_every_float8(kernel):
     """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
     rows = FOR_MANY.get(kernel.name, 2)
-    whole = kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma")
+    whole = kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma", "gemm_tma")
     codes = np.zeros((256, 64 if whole else 195 if kernel.name == "amx_panel" else 67), np.uint8)
     codes[:, 5] = np.arange(256)
     x = np.zeros((rows, codes.shape[1]), jnp.dtype(kernel.x))
@@ -265,6 +268,12 @@ LARGE = {
         (700, 1028, 14336, 128),
         (96, 4100, 2048, "row"),
     ],
+    "gemm_tma": [
+        (65, 4099, 20480, 128),
+        (130, 40000, 1024, 256),
+        (700, 1028, 14336, 128),
+        (1500, 4100, 2048, "row"),
+    ],
     "mma_any": [
         (1, 4099, 20480, 128),
         (3, 2121, 12416, 128),
@@ -335,6 +344,7 @@ def test_what_the_last_kernel_left(kernel, rng):
         "mma_any": (1, 9, 17, 33),
         "wgmma_any": (9, 17, 33),
         "gemm": (65, 130),
+        "gemm_tma": (65, 130, 300),
         "direct": (1, 9),
         "fma": (1, 2),
     }[kernel.name]:

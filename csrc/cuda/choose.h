@@ -61,21 +61,41 @@ constexpr bool has_many_columns(const Problem& problem) {
          all<has_rows<512>, has_codes<4>, any<has_x<Dtype::kF32>, none<has_one_group>>>(problem);
 }
 
-// The most rows of x for which gemm is faster than XLA's product with the weights that `dequantize` has
-// made, and 0 where it is never. Below a number of weights, or of rows of them, it takes as long as for more;
-// and longer for widths other than 2, 3 and 4, for tables and small groups; and XLA's product does for float32,
+// What takes longer to decode above 64 rows.
+constexpr bool is_slow_to_decode(const Problem& problem) {
+  return any<has_table, has_small_groups>(problem);
+}
+
+// Rows of weights and x that are whole 16 bytes; not groups of 16, which have four terms a stage.
+constexpr bool is_for_gemm_tma(const Problem& problem) {
+  return problem.x != Dtype::kF32 && problem.K * problem.bits % 128 == 0 && problem.K % 8 == 0 &&
+         !has_groups_of_16(problem);
+}
+
+// The most rows of x for which gemm_tma is faster than XLA's product with the weights that `dequantize` has made: as
+// many as are one tile for each SM, or many more of large matrices. "Decoded by warps of their own".
+constexpr Index gemm_tma_rows(const Problem& problem) {
+  constexpr Index kTileRows = 128, kTileColumns = 256, kSms = 132;
+  const Index codes = problem.N * problem.K;
+  if (is_slow_to_decode(problem)) return codes < Index{15} << 20 ? 128 : 256;
+  if (problem.K < 512 || problem.N < 2048) return 256;
+  if (codes >= Index{1} << 24) return 2048;
+  return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, 8);
+}
+
+// The same for gemm and gemm_tma together, and 0 where it is never. Below a number of weights, or of rows of them,
+// they take as long as for more; and gemm longer for tables and small groups; and XLA's product does for float32,
 // or where N or K is odd. "More rows than kernels take".
 constexpr Index gemm_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
   const bool is_wide = problem.x == Dtype::kF32, is_table = problem.format == Format::kCodebook;
-  const bool is_slow = is_table || has_small_groups(problem);
   const Index least = is_wide ? 2 << 20 : 3 << 20;
-  if (codes < least * (!is_slow ? 1 : problem.bits == 1 ? 6 : 2) || problem.N < 1024) return 0;
-  if (is_table && problem.bits != 4) return 0;
+  if (codes < least || problem.N < 1024 || (is_table && problem.bits != 4)) return 0;
+  if (is_for_gemm_tma(problem)) return gemm_tma_rows(problem);
+  if (is_slow_to_decode(problem) && codes < least * (problem.bits == 1 ? 6 : 2)) return 0;
   if (is_wide || problem.N % 8 != 0 || problem.K % 8 != 0) return is_table ? 256 : 512;
   if (has_groups_of_16(problem)) return codes >= Index{1} << 25 ? 128 : 0;
-  if (codes < Index{15} << 20 || problem.K < 512) return 128;
-  return problem.bits >= 2 && problem.bits <= 4 && !is_slow ? 384 : 256;
+  return codes < Index{15} << 20 || problem.K < 512 ? 128 : 256;
 }
 constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_rows(problem); }
 
@@ -187,6 +207,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 2, 25, 64, kAnyRows, has_many_tiles},
     {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
+    {"gemm", 0, 65, 128, kAnyRows, all<is_for_gemm, has_codes<96>>},
+    {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},
     {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
     {"stream", 0, 1, 16},

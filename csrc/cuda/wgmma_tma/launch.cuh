@@ -7,7 +7,7 @@
 #include "../common/clusters.cuh"
 #include "../mma_any/prepare.cuh"
 #include "kernel.cuh"
-#include "tensor_map.h"
+#include "../common/tensor_map.h"
 
 namespace jaxgemv::cuda {
 

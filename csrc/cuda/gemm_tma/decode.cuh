@@ -1,0 +1,160 @@
+// Weights, from codes to operand A in shared memory, each rounded once. A thread has a row.
+#pragma once
+
+#include "shape.cuh"
+
+namespace jaxgemv::cuda::gemm_tma {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Scales and shifts of a row, asked for a quad of this thread's before they are used.
+template <typename S>
+class RowTerms {
+ public:
+  __device__ __forceinline__ RowTerms(const Params& params, int s, int n)
+      : params_(params),
+        scale_(params.scales[0].row(s, n)),
+        shift_(S::C::kHasShift ? params.scales[1].row(s, n) : nullptr) {}
+
+  __device__ __forceinline__ void ask(int k) {
+    each([&](int i, int step) {
+      const int group = params_.groups.of(k + i * step);
+      scale_bits_[i] = bits_at(scale_, group, params_.scales[0]);
+      if constexpr (S::C::kHasShift) shift_bits_[i] = bits_at(shift_, group, params_.scales[1]);
+    });
+  }
+  // w = f * q + c, of what has been asked for.
+  __device__ __forceinline__ void take() {
+    each([&](int i, int) {
+      f_[i] = number(scale_bits_[i], params_.scales[0].dtype);
+      if constexpr (S::C::kHasShift)
+        c_[i] = params_.shift.of(f_[i], number(shift_bits_[i], params_.scales[1].dtype));
+    });
+  }
+  // Whether sixteen i of the quad begins a group, and its terms.
+  __device__ __forceinline__ bool begins(int i) const {
+    return i % 2 == 1 ? slots() == 8 : i == 0 || slots() > 1;
+  }
+  __device__ __forceinline__ float2 at(int i) const {
+    if (i % 2 == 1 || i == 0) return {f_[i], c_[i]};
+    const bool all = slots() == 8;
+    return {all ? f_[i] : f_[i / 2], all ? c_[i] : c_[i / 2]};
+  }
+
+ private:
+  const Params& params_;
+  const char *const scale_, *const shift_;
+  uint32_t scale_bits_[8] = {}, shift_bits_[8] = {};
+  float f_[8] = {}, c_[8] = {};
+
+  __device__ __forceinline__ int slots() const { return params_.groups.slots; }
+  // use(i, k from one to the next), for all slots of a quad.
+  template <typename Use>
+  __device__ __forceinline__ void each(Use&& use) {
+    use(0, 0);
+    if (slots() == 1) return;
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+      if (i == 4 && slots() == 4) return;
+      use(i, slots() == 8 ? 16 : 32);
+    }
+  }
+  static __device__ __forceinline__ uint32_t bits_at(const char* row, int group,
+                                                     const ScaleSource& source) {
+    const char* const at = row + group * source.g_bytes;
+    if (is_wide(source.dtype)) return load_bits(at, source.dtype, 0);
+    return __ldg(reinterpret_cast<const uint8_t*>(at));
+  }
+  static __device__ __forceinline__ float number(uint32_t bits, Dtype dtype) {
+    return is_wide(dtype) ? float_of_bits(bits, dtype) : float_of_byte(bits, dtype);
+  }
+};
+
+// The codes of a stage, as words: of a row of the box, from byte `first` of it.
+template <typename S>
+__device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_t swizzle,
+                                           uint32_t (&words)[2 * S::kBits]) {
+  constexpr int kWords = 2 * S::kBits, kAtOnce = kWords % 4 == 0 ? 4 : 2;
+#pragma unroll
+  for (int i = 0; i < kWords; i += kAtOnce) {
+    uint32_t byte = first + 4 * i;
+    if (S::kRowBytes == 128) byte ^= swizzle;
+    uint32_t some[kAtOnce];
+    load_shared(row + byte, some);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) words[i + j] = some[j];
+  }
+}
+
+// Every second quad of a CTA.
+template <typename S, typename X>
+__device__ __forceinline__ void decode(const Params& params, int s, int tile, int first_stage,
+                                       int stages, uint32_t shared, const float* table,
+                                       const Barriers<S>& barriers) {
+  using C = typename S::C;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - S::kConsumers, turn = warp / 4;
+  const int row = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const uint32_t swizzle = row % 8 * 16;
+  RowTerms<S> row_terms(params, s, min(tile * kTileRows + row, params.width - 1));
+  row_terms.ask((first_stage + turn * kQuadStages) * kStageK);
+  const uint32_t to_row = shared + row * 128;
+  const uint32_t box_row = shared + S::kBoxes + row * S::kRowBytes;
+  // The next quad: in which box, and where there; into which stages.
+  int slot = turn / S::kBoxQuads, box_parity = 0, inside = turn % S::kBoxQuads;
+  int at = turn * kQuadStages, parity = 1;
+#pragma unroll 1
+  for (int stage = turn * kQuadStages; stage < stages; stage += S::kTurns * kQuadStages) {
+    row_terms.take();
+    row_terms.ask((first_stage + stage + S::kTurns * kQuadStages) * kStageK);
+    wait(barriers.came(slot), box_parity);
+    float scale[4], shift = 0;
+#pragma unroll
+    for (int half = 0; half < kQuadStages; ++half) {
+      if (half > 0 && stage + half >= stages) break;
+      uint32_t words[2 * S::kBits];
+      load_codes<S>(box_row + slot * S::kBoxBytes,
+                    (inside * kQuadStages + half) * S::kStageRowBytes, swizzle, words);
+      wait(barriers.empty(at + half), parity);
+#pragma unroll
+      for (int o = 0; o < 8; ++o) {
+        const int sixteen = 4 * half + o / 2;
+        if (o % 2 == 0 && row_terms.begins(sixteen)) {
+          const float2 terms = row_terms.at(sixteen);
+          shift = terms.y;
+#pragma unroll
+          for (int p = 0; p < 4; ++p) scale[p] = terms.x * C::worth(p);
+        }
+        const int word = S::kBits * o / 4, bit = 8 * (S::kBits * o % 4);
+        const auto from = [&](int j) { return j < 2 * S::kBits ? words[j] : 0u; };
+        C q;
+        q.set(__funnelshift_r(from(word), from(word + 1), bit),
+              S::kBits > 4 ? __funnelshift_r(from(word + 1), from(word + 2), bit) : 0);
+        float w[8];
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          const float2 pair = q.pair(p, table);
+          w[C::code(p, 0)] = fmaf(scale[p], pair.x, shift);
+          w[C::code(p, 1)] = fmaf(scale[p], pair.y, shift);
+        }
+        store_shared16(to_row + (at + half) * S::kStageBytes + (o * 16 ^ swizzle),
+                       {rounded_pair<X>(w[0], w[1]), rounded_pair<X>(w[2], w[3]),
+                        rounded_pair<X>(w[4], w[5]), rounded_pair<X>(w[6], w[7])});
+      }
+      fence_proxy();
+      __syncwarp();
+      if (lane == 0) arrive(barriers.full(at + half));
+    }
+    at += S::kTurns * kQuadStages;
+    if (at >= S::kStages) at -= S::kStages, parity ^= 1;
+    inside += S::kTurns;
+    if (inside >= S::kBoxQuads) {
+      if (lane == 0) arrive(barriers.read(slot));
+      slot += inside / S::kBoxQuads, inside %= S::kBoxQuads;
+      if (slot >= S::kSlots) slot -= S::kSlots, box_parity ^= 1;
+    }
+  }
+}
+
+#endif
+
+}  // namespace jaxgemv::cuda::gemm_tma

@@ -1,0 +1,109 @@
+// Lays out the work of the gemm_tma kernel.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "../common/clusters.cuh"
+#include "../common/tensor_map.h"
+#include "../mma_any/prepare.cuh"
+#include "kernel.cuh"
+
+namespace jaxgemv::cuda {
+
+template <Format kFormat, int kBits, typename X>
+class GemmTma {
+ public:
+  static constexpr KernelInfo kInfo{
+      "gemm_tma", kFormat,
+      kBits,      kDtypeOf<X>,
+      256,        with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
+
+  static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
+    return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
+           problem.K * kBits % 128 == 0 && problem.K % 8 == 0 && is_aligned(operands.packed, 16) &&
+           operands.packed_stack_stride % 16 == 0 && is_aligned(operands.x, 16) &&
+           plan(problem, device).ranks > 0;
+  }
+
+  static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
+                         cudaStream_t stream) {
+    const Plan plan = GemmTma::plan(problem, device);
+    return plan.columns == 128 ? launch<128>(problem, operands, plan.ranks, device, stream)
+                               : launch<256>(problem, operands, plan.ranks, device, stream);
+  }
+
+ private:
+  // Rows of x of a CTA, and CTAs that share K; 0: none can.
+  struct Plan {
+    int columns = 0, ranks = 0;
+    Index ns = std::numeric_limits<Index>::max();
+  };
+
+  // Nanoseconds on an H200, int4 in groups of 128 ("Decoded by warps of their own" in docs/cuda-notes.md): of a stage,
+  // of a CTA, and more of one in a cluster.
+  template <int kColumns>
+  static void consider(const Problem& problem, const Device& device, Plan* best) {
+    using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
+    constexpr auto kKernel = gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>;
+    constexpr bool kIsWide = kColumns > 128;
+    constexpr int kStageNs = kIsWide ? 680 : 460, kStartNs = kIsWide ? 4000 : 2700,
+                  kClusterNs = kIsWide ? 5000 : 3800;
+    if (S::kSharedBytes + 2048 > device.shared_bytes || !has_hopper_code(kKernel, device)) return;
+    Clusters<mma_any::kMostRanks> clusters;
+    if (resident_clusters(kKernel, {{}, S::kThreads, S::kSharedBytes}, device, &clusters) !=
+        cudaSuccess) {
+      cudaGetLastError();  // another kernel will do
+      return;
+    }
+    const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows}) *
+                        ceil_div(problem.M, Index{kColumns}) * problem.batch;
+    const Index units = ceil_div(problem.K, Index{S::kUnitK});
+    for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks) {
+      if (clusters[ranks] < 1) continue;
+      const Index ns = ceil_div(tiles, Index{clusters[ranks]}) *
+                       (kStartNs + (ranks > 1 ? kClusterNs : 0) +
+                        ceil_div(units, Index{ranks}) * (S::kUnitK / gemm_tma::kStageK) * kStageNs);
+      if (ns < best->ns) *best = {kColumns, ranks, ns};
+    }
+  }
+
+  static Plan plan(const Problem& problem, const Device& device) {
+    Plan best;
+    consider<128>(problem, device, &best);
+    if (problem.M > 128) consider<256>(problem, device, &best);
+    return best;
+  }
+
+  template <int kColumns>
+  static cudaError_t launch(const Problem& problem, const Operands& operands, int ranks,
+                            const Device& device, cudaStream_t stream) {
+    using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
+    const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows});
+    const mma_any::Layout layout{S::kConsumers, 1, ranks, 0, S::kSharedBytes, false, tiles};
+    mma_any::Params p =
+        mma_any::params_of<S>(problem, operands, layout, kBits, kColumns, /*parts=*/1);
+    p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
+    p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
+    CUtensorMap weights, x;
+    cudaError_t status =
+        map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes, gemm_tma::kTileRows, &weights);
+    if (status == cudaSuccess) status = map_of_x(problem, operands, kColumns, &x);
+    if (status != cudaSuccess) return status;
+    const LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
+                             static_cast<unsigned>(problem.batch)},
+                            S::kThreads,
+                            S::kSharedBytes,
+                            p.ranks};
+    const bool packs =
+        p.output.dtype == kDtypeOf<X> && p.width % 8 == 0 && is_aligned(p.output.y, 16);
+    return launch_kernel(gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>, shape, device,
+                         stream, p, weights, x, packs);
+  }
+};
+
+template <Format kFormat, int kBits>
+inline constexpr Kernel kGemmTmaRows[] = {row<GemmTma<kFormat, kBits, __half>>(),
+                                          row<GemmTma<kFormat, kBits, __nv_bfloat16>>()};
+
+}  // namespace jaxgemv::cuda

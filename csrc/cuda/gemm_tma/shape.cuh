@@ -1,0 +1,69 @@
+// What the gemm_tma kernel keeps in shared memory, and its barriers.
+#pragma once
+
+#include "../common/hopper.cuh"
+#include "../gemm/numbers.cuh"
+#include "../mma_any/params.cuh"
+
+namespace jaxgemv::cuda::gemm_tma {
+
+using namespace hopper;
+using namespace mma_any;
+
+constexpr int kTileRows = 128;  // of the weights, of a CTA
+constexpr int kStageK = 64;     // 128 bytes of a row, as the swizzle has it
+constexpr int kQuadStages = kQuadK / kStageK;
+constexpr int kXAt = kTileRows * 128;  // of a stage, behind the weights
+
+// For up to kMostColumns rows of x, 128 or 256.
+template <Format kFormat, int kWidth, typename X, int kMostColumns>
+struct Shape {
+  static constexpr int kBits = kWidth;
+  using C = gemm::Numbers<kFormat, kBits>;
+  static constexpr int kColumns = kMostColumns;
+  // Warps that multiply, 64 rows each four; then those that decode, in groups of four that take turns; then one
+  // that asks for weights and x. For 256 columns there are no registers for that one, nor for a second turn.
+  static constexpr bool kBrings = kColumns <= 128;
+  static constexpr int kConsumers = 8, kTurns = kBrings ? 2 : 1, kDecoders = 4 * kTurns;
+  static constexpr int kThreads = 32 * (kConsumers + kDecoders + kBrings);
+  // Stages of both operands, and boxes of codes, each of one quad or two.
+  static constexpr int kStages = 4, kStageBytes = kXAt + kColumns * 128;
+  static constexpr int kBoxQuads = kBits <= 4 ? 2 : 1, kUnitK = kBoxQuads * kQuadK;
+  static constexpr int kStageRowBytes = kStageK * kBits / 8;
+  static constexpr int kRowBytes = kUnitK * kBits / 8, kBoxBytes = kTileRows * kRowBytes;
+  static constexpr int kReaders = 4 * (kTurns < kBoxQuads ? kTurns : kBoxQuads);  // warps
+  static constexpr int kSlots = kBrings ? 4 : 2;
+  static constexpr int kBoxes = kStages * kStageBytes;  // where they begin
+  static constexpr int kSharedBytes = kBoxes + kSlots * kBoxBytes;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// When a stage has been decoded and x is there, and when it has been used; when a box is there, and has been read.
+template <typename S>
+struct Barriers {
+  static constexpr int kCount = 2 * (S::kStages + S::kSlots);
+  uint32_t first;
+
+  __device__ __forceinline__ uint32_t full(int stage) const { return first + 8 * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const {
+    return first + 8 * (S::kStages + stage);
+  }
+  __device__ __forceinline__ uint32_t came(int slot) const {
+    return first + 8 * (2 * S::kStages + slot);
+  }
+  __device__ __forceinline__ uint32_t read(int slot) const {
+    return first + 8 * (2 * S::kStages + S::kSlots + slot);
+  }
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < S::kStages; ++i)
+      init_barrier(full(i), 4 + 1), init_barrier(empty(i), S::kConsumers);
+    for (int i = 0; i < S::kSlots; ++i)
+      init_barrier(came(i), 1), init_barrier(read(i), S::kReaders);
+    fence_barrier_init();
+  }
+};
+
+#endif
+
+}  // namespace jaxgemv::cuda::gemm_tma

@@ -1,0 +1,8 @@
+// The gemm_tma kernel for tables of 16.
+#include "launch.cuh"
+
+namespace jaxgemv::cuda {
+
+Rows gemm_tma_table4() { return kGemmTmaRows<Format::kCodebook, 4>; }
+
+}  // namespace jaxgemv::cuda
