@@ -178,7 +178,7 @@ def test_kernels(bits, x, rows):
     assert temporaries(program) <= 8 * rows * N + SLACK // 16
 
 
-@pytest.mark.parametrize(("x", "most"), [("bfloat16", 384), ("float32", 512)])
+@pytest.mark.parametrize(("x", "most"), [("bfloat16", 2048), ("float32", 512)])
 def test_rounding_kernel(hopper, x, most):
     """On a Hopper GPU: x in another order, and no weight, until rows are very many."""
     hopper(True)

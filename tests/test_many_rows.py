@@ -168,7 +168,7 @@ def test_codebook(elsewhere, rng):
 
 @built
 def test_rounding_kernel(monkeypatch):
-    """On Hopper a kernel rounds weights as the matmul does, where they are many: up to 128 to 384 rows of x, which a
+    """On Hopper a kernel rounds weights as the matmul does, where they are many: up to 128 to 2048 rows of x, which a
     norm may have made float32, by their number; and 512 of float32 ones, where TF32 is what `jnp.dot` would have."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
 
@@ -178,10 +178,12 @@ def test_rounding_kernel(monkeypatch):
         text = lowered("cuda", lambda x, w: gemv(x, w, **options), spec(rows, 2048, dtype=x), w)
         return [("rounded = true" in line, f"x2048x{SHORT[x]}>" in line) for line in calls(text)]
 
-    assert rounds() == rounds(512, x="float32") == rounds(384, x="float16") == [(True, True)]
-    assert rounds(128, n=1536) == rounds(512, n=1024, x="float32") == [(True, True)]
+    assert rounds() == rounds(512, x="float32") == rounds(2048, x="float16") == [(True, True)]
+    assert rounds(256, n=1536) == rounds(512, n=1024, x="float32") == [(True, True)]
+    assert rounds(768, n=4864) == rounds(512, n=5760) == [(True, True)]
+    assert rounds(769, n=4864) == rounds(513, n=5760) == []
     assert rounds(64) == [(False, True)]
-    assert rounds(385) == rounds(129, n=1536) == rounds(513, x="float32") == []
+    assert rounds(2049) == rounds(257, n=1536) == rounds(513, x="float32") == []
     assert rounds(n=1528) == rounds(n=1016, x="float32") == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
 
@@ -194,10 +196,10 @@ def test_rounding_kernel(monkeypatch):
     assert (
         rounds(256, w=coded())
         == rounds(256, x="float32", w=coded())
-        == rounds(256, w=float8)
+        == rounds(2048, w=float8)
         == [(True, True)]
     )
-    assert rounds(257, w=coded()) == rounds(257, x="float32", w=coded()) == rounds(257, w=float8) == []
+    assert rounds(257, w=coded()) == rounds(257, x="float32", w=coded()) == rounds(2049, w=float8) == []
     assert rounds(w=coded(groups=128)) == rounds(w=coded(bits=8)) == []
     for precision, expected in ("tensorfloat32", [(True, True)]), ("highest", []), ("BF16_BF16_F32_X3", []):
         with jax.default_matmul_precision(precision):
