@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "../common/clusters.cuh"
+#include "../common/tensor_map.h"
 #include "../mma_any/prepare.cuh"
 #include "kernel.cuh"
-#include "../common/tensor_map.h"
 
 namespace jaxgemv::cuda {
 
