@@ -36,8 +36,8 @@ class Bringer {
     for (int i = 0; i < S::kSlots; ++i) ask_for_box();
     for (int i = 0; i < S::kStages; ++i) ask_for_x();
   }
-  // When stage i has been decoded, and the one before the last has been used by all or, where a warp waits here for
-  // nothing else, will be.
+  // When stage i is being multiplied, so that it has been decoded; a warp that multiplies asks for x two stages late,
+  // when all others have used what that takes the place of.
   __device__ __forceinline__ void next(int i) {
     if (S::kBrings || i > 1) ask_for_x();
     if ((i + 1) % kBoxStages == 0) ask_for_box();
