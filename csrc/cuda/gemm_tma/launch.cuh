@@ -21,9 +21,8 @@ class GemmTma {
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
-           problem.K * kBits % 128 == 0 && problem.K % 8 == 0 && is_aligned(operands.packed, 16) &&
-           operands.packed_stack_stride % 16 == 0 && is_aligned(operands.x, 16) &&
-           plan(problem, device).ranks > 0;
+           has_map_of_bytes(problem, operands) && problem.K % 8 == 0 &&
+           is_aligned(operands.x, 16) && plan(problem, device).ranks > 0;
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,

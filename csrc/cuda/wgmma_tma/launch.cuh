@@ -25,9 +25,7 @@ class WgmmaTmaOfWidth {
         operands.image_row_bytes <
             mma_any::image_row_bytes(problem.M, problem.K, problem.x, has_norm))
       return false;
-    if (problem.K * kBits % 128 != 0 || !is_aligned(operands.packed, 16) ||
-        operands.packed_stack_stride % 16 != 0)
-      return false;
+    if (!has_map_of_bytes(problem, operands)) return false;
     const Param& norm = operands.norm;
     if (!is_aligned(operands.x, 16) || !is_aligned(norm.data, 16) ||
         norm.stack_stride * size_of(norm.dtype) % 16 != 0)
