@@ -97,7 +97,8 @@ def transposed_products(args, ks, backend: str) -> list[jax.Array]:
     return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]
 
 
-HOPPER = {"wgmma", "wgmma_any", "wgmma_tma", "gemm", "gemm_tma"}
+ROUNDING = {"gemm", "gemm_tma"}  # kernels that round weights to x's dtype
+HOPPER = {"wgmma", "wgmma_any", "wgmma_tma"} | ROUNDING
 
 
 @contextlib.contextmanager

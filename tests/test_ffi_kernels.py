@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import assert_ran, by_name, kernels, on
+from kernels import ROUNDING, assert_ran, by_name, kernels, on
 from test_ffi import array
 
 from jaxgemv import _ffi as ffi
@@ -38,7 +38,7 @@ def check_every_name(kernel, transposed: bool) -> None:
     }
     nbytes = 0 if transposed else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.x, False)
     call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y), image=nbytes)
-    if kernel.name in ("gemm", "gemm_tma"):
+    if kernel.name in ROUNDING:
         with pytest.raises(jax.errors.JaxRuntimeError, match="no CUDA kernel for this call"):
             jax.block_until_ready(call(given))  # nobody said that it may round
         call = partial(call, rounded=True)

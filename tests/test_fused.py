@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import REFERENCE, KernelParam, assert_ran, by_name, kernels, most_rows, products
+from kernels import REFERENCE, ROUNDING, KernelParam, assert_ran, by_name, kernels, most_rows, products
 from parts import ACTIVATIONS, EPS, answer, operands
 from problems import Case, make
 from test_kernels import telling
@@ -267,5 +267,5 @@ def test_one_byte_scale(kernel, rng):
     assert_ran(kernel)
     for case, y, p in zip(cases, ys, problems):
         with telling((case, p.scale.dtype)):
-            more = 0.0 if kernel.name not in ("gemm", "gemm_tma") else 2 * rounded(p.x, p.weight(), p.x.dtype)
+            more = 0.0 if kernel.name not in ROUNDING else 2 * rounded(p.x, p.weight(), p.x.dtype)
             assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, more=more)

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import must_take
-from kernels import assert_ran, by_name, kernels, most_rows, products, transposed, transposed_products
+from kernels import (
+    ROUNDING,
+    assert_ran,
+    by_name,
+    kernels,
+    most_rows,
+    products,
+    transposed,
+    transposed_products,
+)
 from problems import Case, Problem, make
 from tolerance import assert_close, held, rounded, significand
 
@@ -53,14 +62,11 @@ def check(y, exact: bool, answer, magnitude, k: int, more=0.0) -> None:
         assert_close(y, answer, magnitude, k, dtype=jnp.float32, more=more)
 
 
-ROUND = {"gemm", "gemm_tma"}  # weights
-
-
 def of_rounding(kernel, p: Problem) -> np.ndarray | float:
     """What a kernel may add to the error because it rounds weights, and of float32 also x; or a table."""
     if p.codebook is not None and kernel.name in ("stream", "wgmma_any"):
         return held(p.x, np.broadcast_to(p.wide_scale(), p.values().shape), p.codebook)
-    if kernel.name not in ROUND:
+    if kernel.name not in ROUNDING:
         return 0.0
     return rounded(p.x, p.weight(), p.x.dtype) * (2 if p.x.dtype == np.float32 else 1)
 
@@ -68,7 +74,7 @@ def of_rounding(kernel, p: Problem) -> np.ndarray | float:
 def rounds(kernel, p: Problem) -> bool:
     """Whether it does."""
     w = p.weight()
-    return kernel.name in ROUND and bool((w != w.astype(significand(p.x.dtype)).astype(np.float64)).any())
+    return kernel.name in ROUNDING and bool((w != w.astype(significand(p.x.dtype)).astype(np.float64)).any())
 
 
 @both
