@@ -1,4 +1,4 @@
-// The weights themselves: (batch, N, width) of T, each made in float32 exactly as the format says and
+// The weights themselves: (batch, N, width) of 16 bits, each made in float32 exactly as the format says and
 // rounded once, with zeros from K to width. For products of so many rows that XLA's matmul is the
 // faster way.
 //
@@ -18,11 +18,13 @@ constexpr int kMostRows = 4;
 
 constexpr int kPiece = 8;  // weights of 16 bits in 16 bytes
 
-// 16 bytes at once, each weight rounded once.
-template <typename T>
-__device__ __forceinline__ void store(T* to, const float (&v)[kPiece]) {
-  *reinterpret_cast<uint4*>(to) = {rounded_pair<T>(v[0], v[1]), rounded_pair<T>(v[2], v[3]),
-                                   rounded_pair<T>(v[4], v[5]), rounded_pair<T>(v[6], v[7])};
+// 16 bytes at once, each weight rounded once. The type is a choice and no parameter of kernels, of which there are many.
+__device__ __forceinline__ void store(uint16_t* to, Dtype dtype, const float (&v)[kPiece]) {
+  const auto pair = [&](int i) {
+    const uint32_t half = rounded_pair<__half>(v[i], v[i + 1]);
+    return dtype == Dtype::kF16 ? half : rounded_pair<__nv_bfloat16>(v[i], v[i + 1]);
+  };
+  *reinterpret_cast<uint4*>(to) = {pair(0), pair(2), pair(4), pair(6)};
 }
 
 // kCodes consecutive codes of a row, from a multiple of kCodes on.
@@ -51,13 +53,14 @@ struct Params {
   Param scale, shift;  // of any dtype, in any groups
   Param codebook;
   const int32_t* index;
-  void* y;
+  uint16_t* y;
+  Dtype dtype;  // of y: float16 or bfloat16
   int stack, N, K, width, group;
   uint32_t exponent;  // CodesInWords::kExponent
 };
 
 // Of kRows rows, kWarps apart, each lane the same piece. kPlain: groups of whole pieces.
-template <Format kFormat, int kBits, typename T, int kRows, bool kPlain>
+template <Format kFormat, int kBits, int kRows, bool kPlain>
 __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 3)
     weights(const __grid_constant__ Params p) {
   using C = Codes<kFormat, kBits, float>;
@@ -85,7 +88,7 @@ __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 
   const int group = w.group_of(min(k, p.K - 1) / kOctet);
   const uint32_t* row = w.row(s, n);
   const char *scales = w.scale.row(s, n), *shifts = w.shift.row(s, n);
-  T* to = static_cast<T*>(p.y) + (Index{blockIdx.y} * p.N + n) * p.width + k;
+  uint16_t* to = p.y + (Index{blockIdx.y} * p.N + n) * p.width + k;
 
   Window<kBits, kCodes> windows[kRows];
   uint32_t scale_words[kRows], shift_words[kRows];
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 
     if (k + kCodes > p.K)
 #pragma unroll
       for (int e = 0; e < kCodes; ++e) v[e] = k + e < p.K ? v[e] : 0;
-    store(to + Index{i * kWarps} * p.width, v);
+    store(to + Index{i * kWarps} * p.width, p.dtype, v);
   }
 }
 

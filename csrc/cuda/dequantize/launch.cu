@@ -11,7 +11,7 @@ namespace {
 
 using Run = cudaError_t (*)(const Problem&, const Operands&, const Device&, cudaStream_t);
 
-template <Format kFormat, int kBits, typename T>
+template <Format kFormat, int kBits>
 cudaError_t run_one(const Problem& problem, const Operands& operands, const Device& device,
                     cudaStream_t stream) {
   constexpr Index kCodes = kPiece;
@@ -23,7 +23,7 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   Params p{};
   p.weights = weight_source_of(problem, operands), p.scale = operands.scale;
   p.shift = operands.shift, p.codebook = operands.codebook;
-  p.index = operands.index, p.y = operands.y;
+  p.index = operands.index, p.y = static_cast<uint16_t*>(operands.y), p.dtype = problem.y;
   p.stack = static_cast<int>(problem.stack), p.N = static_cast<int>(problem.N);
   p.K = static_cast<int>(problem.K), p.width = static_cast<int>(width);
   p.exponent = CodesInWords<kBits>::kExponent;
@@ -36,39 +36,35 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   constexpr int kMany = kIsOften ? kMostRows : 1;
   const bool many =
       kIsOften && plain && ceil_div(problem.N, kWarps * kMany) * columns >= 2 * device.sms;
-  const auto kernel = many    ? weights<kFormat, kBits, T, kMany, true>
-                      : plain ? weights<kFormat, kBits, T, 1, true>
-                              : weights<kFormat, kBits, T, 1, false>;
+  const auto kernel = many    ? weights<kFormat, kBits, kMany, true>
+                      : plain ? weights<kFormat, kBits, 1, true>
+                              : weights<kFormat, kBits, 1, false>;
   dim3 grid;
   if (!make_grid(ceil_div(problem.N, kWarps * (many ? kMany : 1)) * columns, problem.batch, &grid))
     return cudaErrorInvalidConfiguration;
   return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
 }
 
-// By dtype of the weights: of 16 bits, since XLA's loop writes float32 as fast.
-template <Format kFormat, int kBits>
-inline constexpr Run kRuns[] = {run_one<kFormat, kBits, __half>,
-                                run_one<kFormat, kBits, __nv_bfloat16>};
-
 // By width.
 template <Format kFormat, size_t... kWidths>
 constexpr auto of_widths(std::index_sequence<kWidths...>) {
-  return std::array{kRuns<kFormat, kWidths + 1>...};
+  return std::array<Run, sizeof...(kWidths)>{run_one<kFormat, kWidths + 1>...};
 }
 
 }  // namespace
 
 cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                 cudaStream_t stream) {
+  // XLA's loop writes float32 as fast.
   if (problem.y != Dtype::kF16 && problem.y != Dtype::kBF16) return cudaErrorNotSupported;
   constexpr std::make_index_sequence<8> kWidths;
   static constexpr auto kAffine = of_widths<Format::kAffine>(kWidths),
                         kCodebook = of_widths<Format::kCodebook>(kWidths);
-  const Run* const runs = problem.format == Format::kAffine     ? kAffine[problem.bits - 1]
-                          : problem.format == Format::kCodebook ? kCodebook[problem.bits - 1]
-                          : problem.format == Format::kE4M3     ? kRuns<Format::kE4M3, 8>
-                                                                : kRuns<Format::kE5M2, 8>;
-  return runs[static_cast<int>(problem.y)](problem, operands, device, stream);
+  const Run of_format = problem.format == Format::kAffine     ? kAffine[problem.bits - 1]
+                  : problem.format == Format::kCodebook ? kCodebook[problem.bits - 1]
+                  : problem.format == Format::kE4M3     ? run_one<Format::kE4M3, 8>
+                                                        : run_one<Format::kE5M2, 8>;
+  return of_format(problem, operands, device, stream);
 }
 
 }  // namespace jaxgemv::cuda::dequantize
