@@ -61,7 +61,7 @@ struct Shape {
   static constexpr int kScaleBytes = 2 * kRawBytes + kTermBytes;
   static constexpr int kTable = kScales + kWarps * kScaleBytes;
   // The sums of a piece run beside the products of the next, where there are registers for both.
-  static constexpr int kAccumulators = kColumns > 16 ? 1 : 2;
+  static constexpr int kAccumulators = kColumns > 32 || (kColumns > 16 && kEnds < 2) ? 1 : 2;
   static constexpr bool kAsksWhatCame = C::kHasShift && kColumns <= 32;
   static constexpr int shared_bytes(int across, int deep) {
     return std::max(kTable + C::kTableBytes, sums_bytes<Shape>(across, deep));
