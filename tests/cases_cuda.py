@@ -172,12 +172,13 @@ def gemm(bits: int) -> list[Case]:
 
 
 def gemm_tma(bits: int) -> list[Case]:
-    """From 65 rows on, of rows that are whole 16 bytes: ends of tiles, of stages of 64 codes and of boxes of more."""
+    """From 65 rows on, of rows that are whole 16 bytes and groups of whole 32: ends of tiles, of stages of 64 codes and
+    of boxes of more."""
     return [
         Case(65, 256, 128, "row", "mid"),
         Case(128, 300, 1024, 128, "zero", bias=True),
         Case(70, 70, 4096 + 128, 256, "offset", scale="float32"),
-        Case(66, 33, 640, 16, "zero", scale="float16"),
+        Case(66, 33, 640, 32, "zero", scale="float16"),
         Case(129, 513, 2048, 256, "fraction", scale="float32"),
         Case(300, 257, 1152, 384, "zero", scale="float16"),
         Case(90, 90, 896, 32, "integer", scale="bfloat16", bytes=True),
@@ -185,7 +186,7 @@ def gemm_tma(bits: int) -> list[Case]:
         Case(257, 260, 4096, 128, "zero", bias=True, bytes=True),
         Case(80, 16, 512, "tensor", "offset"),
         Case(200, 31, 1024, "row", "mid", bias=True),
-        Case(600, 1100, 2944, 48, "fraction"),
+        Case(600, 1100, 2944, 96, "fraction"),
         Case(1000, 130, 256, 128, "zero"),
         Case(65, 140, 128, 128, "zero"),
     ]

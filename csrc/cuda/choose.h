@@ -66,7 +66,7 @@ constexpr bool is_slow_to_decode(const Problem& problem) {
   return any<has_table, has_small_groups>(problem);
 }
 
-// Rows of weights and x that are whole 16 bytes; not groups of 16, which have four terms a stage.
+// Rows of weights and x that are whole 16 bytes, and groups of whole 32.
 constexpr bool is_for_gemm_tma(const Problem& problem) {
   return problem.x != Dtype::kF32 && problem.K * problem.bits % 128 == 0 && problem.K % 8 == 0 &&
          !has_groups_of_16(problem);

@@ -61,9 +61,9 @@ cudaError_t run(const Problem& problem, const Operands& operands, const Device& 
   static constexpr auto kAffine = of_widths<Format::kAffine>(kWidths),
                         kCodebook = of_widths<Format::kCodebook>(kWidths);
   const Run of_format = problem.format == Format::kAffine     ? kAffine[problem.bits - 1]
-                  : problem.format == Format::kCodebook ? kCodebook[problem.bits - 1]
-                  : problem.format == Format::kE4M3     ? run_one<Format::kE4M3, 8>
-                                                        : run_one<Format::kE5M2, 8>;
+                        : problem.format == Format::kCodebook ? kCodebook[problem.bits - 1]
+                        : problem.format == Format::kE4M3     ? run_one<Format::kE4M3, 8>
+                                                              : run_one<Format::kE5M2, 8>;
   return of_format(problem, operands, device, stream);
 }
 

@@ -17,47 +17,38 @@ class RowTerms {
         shift_(S::C::kHasShift ? params.scales[1].row(s, n) : nullptr) {}
 
   __device__ __forceinline__ void ask(int k) {
-    each([&](int i, int step) {
-      const int group = params_.groups.of(k + i * step);
+    each([&](int i) {
+      const int group = params_.groups.of(k + i * (kQuadK / kMostSlots));
       scale_bits_[i] = bits_at(scale_, group, params_.scales[0]);
       if constexpr (S::C::kHasShift) shift_bits_[i] = bits_at(shift_, group, params_.scales[1]);
     });
   }
   // w = f * q + c, of what has been asked for.
   __device__ __forceinline__ void take() {
-    each([&](int i, int) {
+    each([&](int i) {
       f_[i] = number(scale_bits_[i], params_.scales[0].dtype);
       if constexpr (S::C::kHasShift)
         c_[i] = params_.shift.of(f_[i], number(shift_bits_[i], params_.scales[1].dtype));
     });
   }
-  // Whether sixteen i of the quad begins a group, and its terms.
-  __device__ __forceinline__ bool begins(int i) const {
-    return i % 2 == 1 ? slots() == 8 : i == 0 || slots() > 1;
-  }
-  __device__ __forceinline__ float2 at(int i) const {
-    if (i % 2 == 1 || i == 0) return {f_[i], c_[i]};
-    const bool all = slots() == 8;
-    return {all ? f_[i] : f_[i / 2], all ? c_[i] : c_[i / 2]};
-  }
+  // Whether the 32 codes of slot i of the quad may have terms of their own, and which.
+  __device__ __forceinline__ bool begins(int i) const { return i == 0 || slots() > 1; }
+  __device__ __forceinline__ float2 at(int i) const { return {f_[i], c_[i]}; }
 
  private:
   const Params& params_;
   const char *const scale_, *const shift_;
-  uint32_t scale_bits_[8] = {}, shift_bits_[8] = {};
-  float f_[8] = {}, c_[8] = {};
+  uint32_t scale_bits_[kMostSlots] = {}, shift_bits_[kMostSlots] = {};
+  float f_[kMostSlots] = {}, c_[kMostSlots] = {};
 
   __device__ __forceinline__ int slots() const { return params_.groups.slots; }
-  // use(i, k from one to the next), for all slots of a quad.
+  // use(i), for all slots of a quad.
   template <typename Use>
   __device__ __forceinline__ void each(Use&& use) {
-    use(0, 0);
+    use(0);
     if (slots() == 1) return;
 #pragma unroll
-    for (int i = 1; i < 8; ++i) {
-      if (i == 4 && slots() == 4) return;
-      use(i, slots() == 8 ? 16 : 32);
-    }
+    for (int i = 1; i < kMostSlots; ++i) use(i);
   }
   static __device__ __forceinline__ uint32_t bits_at(const char* row, int group,
                                                      const ScaleSource& source) {
@@ -117,9 +108,9 @@ __device__ __forceinline__ void decode(const Params& params, int s, int tile, in
       wait(barriers.empty(at + half), parity);
 #pragma unroll
       for (int o = 0; o < 8; ++o) {
-        const int sixteen = 4 * half + o / 2;
-        if (o % 2 == 0 && row_terms.begins(sixteen)) {
-          const float2 terms = row_terms.at(sixteen);
+        const int slot_of_quad = 2 * half + o / 4;
+        if (o % 4 == 0 && row_terms.begins(slot_of_quad)) {
+          const float2 terms = row_terms.at(slot_of_quad);
           shift = terms.y;
 #pragma unroll
           for (int p = 0; p < 4; ++p) scale[p] = terms.x * C::worth(p);

@@ -21,6 +21,7 @@ class GemmTma {
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
+           mma_any::slots_of(problem, operands) <= gemm_tma::kMostSlots &&
            has_map_of_bytes(problem, operands) && problem.K % 8 == 0 &&
            is_aligned(operands.x, 16) && plan(problem, device).ranks > 0;
   }

@@ -13,6 +13,7 @@ using namespace mma_any;
 constexpr int kTileRows = 128;  // of the weights, of a CTA
 constexpr int kStageK = 64;     // 128 bytes of a row, as the swizzle has it
 constexpr int kQuadStages = kQuadK / kStageK;
+constexpr int kMostSlots = 4;  // of a quad, with terms of their own: groups of 32 codes and more
 constexpr int kXAt = kTileRows * 128;  // of a stage, behind the weights
 
 // For up to kMostColumns rows of x, 128 or 256.
