@@ -61,8 +61,7 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # so that the module loads where there is no CUDA
 
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS csrc/cuda/*.cu)
-file(GLOB hopper_sources CONFIGURE_DEPENDS csrc/cuda/wgmma/*.cu csrc/cuda/wgmma_any/*.cu
-                         csrc/cuda/wgmma_tma/*.cu csrc/cuda/gemm/*.cu csrc/cuda/gemm_tma/*.cu)
+file(GLOB hopper_sources CONFIGURE_DEPENDS csrc/cuda/wgmma*/*.cu csrc/cuda/gemm*/*.cu)
 list(REMOVE_ITEM kernel_sources ${hopper_sources})
 set(float8_sources ${kernel_sources})
 list(FILTER float8_sources INCLUDE REGEX "/float8[.]cu$")
