@@ -52,6 +52,11 @@ def temporaries(program) -> int:
     return program.memory_analysis().temp_size_in_bytes
 
 
+def launches(program) -> int:
+    """Kernels of a program without calls: its fusions."""
+    return re.findall(r"\nENTRY .*", program.as_text(), re.DOTALL)[0].count(" fusion(")
+
+
 def written(program, size: int) -> list[str]:
     """The dtypes of all results in memory of so many elements: not of those that exist inside a fusion only."""
     text = program.as_text()
@@ -178,7 +183,7 @@ def test_kernels(bits, x, rows):
     assert temporaries(program) <= 8 * rows * N + SLACK // 16
 
 
-@pytest.mark.parametrize(("x", "most"), [("bfloat16", 2048), ("float32", 512)])
+@pytest.mark.parametrize(("x", "most"), [("bfloat16", 2048), ("float32", 2048)])
 def test_rounding_kernel(hopper, x, most):
     """On a Hopper GPU: x in another order, and no weight, until rows are very many."""
     hopper(True)
@@ -190,6 +195,51 @@ def test_rounding_kernel(hopper, x, most):
     program = compiled(gemv, array(most + 1, K, dtype=x), w)
     assert kernel_calls(program) == (x != "float32")
     assert len(written(program, 2 * N * K)) == 1
+
+
+LOOPS = {
+    "int4": dict(),
+    "int1-32": dict(bits=1, group=32),
+    "int2-offset": dict(bits=2, group=64, form="offset"),
+    "int8-row": dict(bits=8, group=None, form=""),
+    "nf4": dict(group=64, form="codebook"),
+    "table of 256": dict(bits=8, form="codebook"),
+}
+
+
+@pytest.mark.parametrize("of", [*LOOPS, "float8"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(1, 1024, 4096), (1, 256, 14336), (2, 1000, 1021), (8, 512, 512), (32, 256, 256)]
+)
+def test_loops(rows, n, k, of):
+    """Few weights and few rows of x: one kernel of XLA's, and nothing besides its operands and result."""
+    if of == "float8":
+        w = QuantizedTensor(packed=array(n, k, dtype="float8_e4m3fn"), scale=array(n))
+    else:
+        w = weight(n=n, k=k, **LOOPS[of])
+    program = compiled(gemv, array(rows, k), w)
+    assert kernel_calls(program) == 0
+    assert launches(program) == 1
+    assert temporaries(program) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "of"),
+    [
+        (1, 4096, 4096, {}),
+        (1, 2048, 2048, {}),
+        (2, 1024, 2048, {}),
+        (1, 256, 16384, {}),
+        (1, 1, 2048, {}),
+        (1, 256, 256, dict(bits=3)),
+        (1, 256, 256, dict(stack=(8,))),
+    ],
+)
+def test_no_loops(rows, n, k, of):
+    """Where XLA would take longer, or write the weight."""
+    w, args = weight(n=n, k=k, **of), [array(dtype="int32")] if "stack" in of else []
+    program = compiled(lambda x, w, *i: gemv(x, w, index=i[0] if i else None), array(rows, k), w, *args)
+    assert kernel_calls(program) == 1
 
 
 def test_kernels_of_experts():

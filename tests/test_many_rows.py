@@ -169,7 +169,7 @@ def test_codebook(elsewhere, rng):
 @built
 def test_rounding_kernel(monkeypatch):
     """On Hopper a kernel rounds weights as the matmul does, where they are many: up to 128 to 2048 rows of x, which a
-    norm may have made float32, by their number; and 512 of float32 ones, where TF32 is what `jnp.dot` would have."""
+    norm may have made float32, by their number; of float32 ones where TF32 is what `jnp.dot` would have."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
 
     def rounds(rows=65, n=8192, x="bfloat16", w=None, **options):
@@ -178,12 +178,13 @@ def test_rounding_kernel(monkeypatch):
         text = lowered("cuda", lambda x, w: gemv(x, w, **options), spec(rows, 2048, dtype=x), w)
         return [("rounded = true" in line, f"x2048x{SHORT[x]}>" in line) for line in calls(text)]
 
-    assert rounds() == rounds(512, x="float32") == rounds(2048, x="float16") == [(True, True)]
+    assert rounds() == rounds(2048, x="float32") == rounds(2048, x="float16") == [(True, True)]
     assert rounds(256, n=1536) == rounds(512, n=1024, x="float32") == [(True, True)]
     assert rounds(768, n=4864) == rounds(512, n=5760) == [(True, True)]
     assert rounds(769, n=4864) == rounds(513, n=5760) == []
     assert rounds(64) == [(False, True)]
-    assert rounds(2049) == rounds(257, n=1536) == rounds(513, x="float32") == []
+    assert rounds(2049) == rounds(257, n=1536) == rounds(2049, x="float32") == []
+    assert rounds(513, n=1024, x="float32") == []
     assert rounds(n=1528) == rounds(n=1016, x="float32") == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
 
@@ -195,11 +196,11 @@ def test_rounding_kernel(monkeypatch):
     float8 = QuantizedTensor(packed=spec(8192, 2048, dtype="float8_e4m3fn"), scale=spec(8192))
     assert (
         rounds(256, w=coded())
-        == rounds(256, x="float32", w=coded())
+        == rounds(512, x="float32", w=coded())
         == rounds(2048, w=float8)
         == [(True, True)]
     )
-    assert rounds(257, w=coded()) == rounds(257, x="float32", w=coded()) == rounds(2049, w=float8) == []
+    assert rounds(257, w=coded()) == rounds(513, x="float32", w=coded()) == rounds(2049, w=float8) == []
     assert rounds(w=coded(groups=128)) == rounds(w=coded(bits=8)) == []
     for precision, expected in ("tensorfloat32", [(True, True)]), ("highest", []), ("BF16_BF16_F32_X3", []):
         with jax.default_matmul_precision(precision):

@@ -68,8 +68,8 @@ constexpr bool is_slow_to_decode(const Problem& problem) {
 
 // Rows of weights and x that are whole 16 bytes, and groups of whole 32.
 constexpr bool is_for_gemm_tma(const Problem& problem) {
-  return problem.x != Dtype::kF32 && problem.K * problem.bits % 128 == 0 && problem.K % 8 == 0 &&
-         !has_groups_of_16(problem);
+  return problem.K * problem.bits % 128 == 0 &&
+         problem.K % (problem.x == Dtype::kF32 ? 4 : 8) == 0 && !has_groups_of_16(problem);
 }
 
 // The most rows of x for which gemm_tma is faster than XLA's product with the weights that `dequantize` has made: as
@@ -77,6 +77,8 @@ constexpr bool is_for_gemm_tma(const Problem& problem) {
 constexpr Index gemm_tma_rows(const Problem& problem) {
   constexpr Index kTileRows = 128, kTileColumns = 256, kSms = 132;
   const Index codes = problem.N * problem.K;
+  if (problem.x == Dtype::kF32)  // decoding is half of a stage of TF32
+    return is_slow_to_decode(problem) || problem.K < 2048 || problem.N < 2048 ? 512 : 2048;
   if (is_slow_to_decode(problem)) return codes < Index{15} << 20 ? 128 : 256;
   if (problem.K < 512 || problem.N < 2048) return 256;
   if (codes >= Index{1} << 24) return 2048;
@@ -208,6 +210,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
     {"gemm", 0, 65, 128, kAnyRows, all<is_for_gemm, has_codes<96>>},
+    {"gemm", 0, 65, 128, kAnyRows,
+     all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},
     {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
@@ -226,6 +230,18 @@ inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlob
 // The same where weights may be rounded, on GPUs of compute capability `major`; whatever M is.
 constexpr Index most_rounded_rows(int major, const Problem& problem) {
   return std::max(kMostRows, major == 9 ? gemm_rows(problem) : 0);
+}
+
+// The most rows of x for which XLA's own loop, one small kernel that decodes, multiplies and sums, is faster than any
+// of ours; whatever M is. Of few weights what counts is when a kernel may begin: "Where XLA's own loop is faster".
+constexpr Index loop_rows(const Problem& problem) {
+  const Index codes = problem.N * problem.K;
+  const bool is_for_stream =
+      all<has_integers, none<has_small_groups>>(problem) && problem.bits <= 4 && problem.N > 1024;
+  // Of which XLA makes two kernels, and writes the weight.
+  if (8 % problem.bits != 0 || problem.N == 1 || problem.K >= 1 << 14) return 0;
+  if (codes > (has_groups_of_16(problem) ? 1 << 20 : is_for_stream ? 3 << 20 : 1 << 22)) return 0;
+  return std::clamp<Index>((2 << 20) / std::max<Index>(codes, 1), 1, kMostRows);
 }
 
 }  // namespace jaxgemv::cuda

@@ -305,34 +305,38 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[64], const uint32_t (&a)
 }
 #undef JAXGEMV_WGMMA_N128
 
-// The same with a in shared memory too: d (64 x 128 or 64 x 256), for 16-bit X.
-#define JAXGEMV_WGMMA_SHARED_N128(types)                                           \
-  asm volatile(                                                                    \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                 \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." types " {" JAXGEMV_NUMBERS_64 \
-      "}, %64, %65, p, 1, 1, 0, 0;\n}"                                             \
-      : JAXGEMV_SUMS_64                                                            \
+// The same with a in shared memory too: d (64 x 128 or 64 x 256).
+#define JAXGEMV_WGMMA_SHARED_N128(types, last)                             \
+  asm volatile(                                                            \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                         \
+      "wgmma.mma_async.sync.aligned.m64n128" types " {" JAXGEMV_NUMBERS_64 \
+      "}, %64, %65, p, 1, 1" last ";\n}"                                   \
+      : JAXGEMV_SUMS_64                                                    \
       : "l"(a), "l"(b), "r"(add))
-#define JAXGEMV_WGMMA_SHARED_N256(types)                                            \
-  asm volatile(                                                                     \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                 \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." types " {" JAXGEMV_NUMBERS_128 \
-      "}, %128, %129, p, 1, 1, 0, 0;\n}"                                            \
-      : JAXGEMV_SUMS_128                                                            \
+#define JAXGEMV_WGMMA_SHARED_N256(types, last)                              \
+  asm volatile(                                                             \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                         \
+      "wgmma.mma_async.sync.aligned.m64n256" types " {" JAXGEMV_NUMBERS_128 \
+      "}, %128, %129, p, 1, 1" last ";\n}"                                  \
+      : JAXGEMV_SUMS_128                                                    \
       : "l"(a), "l"(b), "r"(add))
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[64], uint64_t a, uint64_t b, int add) {
   if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_SHARED_N128("f16.f16");
+    JAXGEMV_WGMMA_SHARED_N128("k16.f32.f16.f16", ", 0, 0");
+  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
+    JAXGEMV_WGMMA_SHARED_N128("k16.f32.bf16.bf16", ", 0, 0");
   else
-    JAXGEMV_WGMMA_SHARED_N128("bf16.bf16");
+    JAXGEMV_WGMMA_SHARED_N128("k8.f32.tf32.tf32", "");
 }
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[128], uint64_t a, uint64_t b, int add) {
   if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_SHARED_N256("f16.f16");
+    JAXGEMV_WGMMA_SHARED_N256("k16.f32.f16.f16", ", 0, 0");
+  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
+    JAXGEMV_WGMMA_SHARED_N256("k16.f32.bf16.bf16", ", 0, 0");
   else
-    JAXGEMV_WGMMA_SHARED_N256("bf16.bf16");
+    JAXGEMV_WGMMA_SHARED_N256("k8.f32.tf32.tf32", "");
 }
 #undef JAXGEMV_WGMMA_SHARED_N128
 #undef JAXGEMV_WGMMA_SHARED_N256

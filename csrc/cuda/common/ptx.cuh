@@ -102,6 +102,13 @@ __device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
   return pair;
 }
 
+// The nearest of 11 bits.
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+  return bits;
+}
+
 // Copies 16 bytes to shared memory, past the registers and the L1, without waiting.
 __device__ __forceinline__ void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(

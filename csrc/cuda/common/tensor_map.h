@@ -55,13 +55,16 @@ inline cudaError_t map_of_bytes(const Problem& problem, const Operands& operands
                 {row, matrix == 0 ? row * N : matrix}, box_bytes, box_rows, box_bytes == 128, map);
 }
 
-// x of 16 bits, (batch, M, K), in boxes of 64 k of `box_rows` rows.
+// x, (batch, M, K), in boxes of 128 bytes of `box_rows` rows. float32 is rounded to TF32 on the way.
 inline cudaError_t map_of_x(const Problem& problem, const Operands& operands, int box_rows,
                             CUtensorMap* map) {
   const auto M = static_cast<cuuint64_t>(problem.M), K = static_cast<cuuint64_t>(problem.K);
-  return map_of(operands.x, CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                {K, M, static_cast<cuuint64_t>(problem.batch)}, {2 * K, 2 * K * M}, 64, box_rows,
-                true, map);
+  const bool is_wide = problem.x == Dtype::kF32;
+  const auto row = (is_wide ? 4 : 2) * K;
+  return map_of(operands.x,
+                is_wide ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                {K, M, static_cast<cuuint64_t>(problem.batch)}, {row, row * M}, is_wide ? 32 : 64,
+                box_rows, true, map);
 }
 
 }  // namespace jaxgemv::cuda

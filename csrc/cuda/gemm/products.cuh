@@ -41,12 +41,6 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ uint32_t to_tf32(float v) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
-  return bits;
-}
-
 // The sums of a warp, rows g and g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
 template <Format kFormat, int kBits, typename X>
 class Sums {

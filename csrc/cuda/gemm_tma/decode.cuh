@@ -7,7 +7,7 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Scales and shifts of a row, asked for a quad of this thread's before they are used.
+// Scales and shifts of a row, asked for a turn of this thread's before they are used.
 template <typename S>
 class RowTerms {
  public:
@@ -18,7 +18,7 @@ class RowTerms {
 
   __device__ __forceinline__ void ask(int k) {
     each([&](int i) {
-      const int group = params_.groups.of(k + i * (kQuadK / kMostSlots));
+      const int group = params_.groups.of(k + i * kSlotK);
       scale_bits_[i] = bits_at(scale_, group, params_.scales[0]);
       if constexpr (S::C::kHasShift) shift_bits_[i] = bits_at(shift_, group, params_.scales[1]);
     });
@@ -31,24 +31,25 @@ class RowTerms {
         c_[i] = params_.shift.of(f_[i], number(shift_bits_[i], params_.scales[1].dtype));
     });
   }
-  // Whether the 32 codes of slot i of the quad may have terms of their own, and which.
+  // Whether the 32 codes of slot i of the turn may have terms of their own, and which.
   __device__ __forceinline__ bool begins(int i) const { return i == 0 || slots() > 1; }
   __device__ __forceinline__ float2 at(int i) const { return {f_[i], c_[i]}; }
 
  private:
+  static constexpr int kMost = S::kTurnK / kSlotK;
   const Params& params_;
   const char *const scale_, *const shift_;
-  uint32_t scale_bits_[kMostSlots] = {}, shift_bits_[kMostSlots] = {};
-  float f_[kMostSlots] = {}, c_[kMostSlots] = {};
+  uint32_t scale_bits_[kMost] = {}, shift_bits_[kMost] = {};
+  float f_[kMost] = {}, c_[kMost] = {};
 
   __device__ __forceinline__ int slots() const { return params_.groups.slots; }
-  // use(i), for all slots of a quad.
+  // use(i), for all slots of a turn.
   template <typename Use>
   __device__ __forceinline__ void each(Use&& use) {
     use(0);
     if (slots() == 1) return;
 #pragma unroll
-    for (int i = 1; i < kMostSlots; ++i) use(i);
+    for (int i = 1; i < kMost; ++i) use(i);
   }
   static __device__ __forceinline__ uint32_t bits_at(const char* row, int group,
                                                      const ScaleSource& source) {
@@ -64,8 +65,9 @@ class RowTerms {
 // The codes of a stage, as words: of a row of the box, from byte `first` of it.
 template <typename S>
 __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_t swizzle,
-                                           uint32_t (&words)[2 * S::kBits]) {
-  constexpr int kWords = 2 * S::kBits, kAtOnce = kWords % 4 == 0 ? 4 : 2;
+                                           uint32_t (&words)[S::kStageRowBytes / 4]) {
+  constexpr int kWords = S::kStageRowBytes / 4,
+                kAtOnce = kWords % 4 == 0 ? 4 : (kWords % 2 == 0 ? 2 : 1);
 #pragma unroll
   for (int i = 0; i < kWords; i += kAtOnce) {
     uint32_t byte = first + 4 * i;
@@ -77,7 +79,22 @@ __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_
   }
 }
 
-// Every second quad of a CTA.
+// An octet of weights, rounded to what wgmma multiplies, into a row of operand A that has `swizzle`.
+template <typename X>
+__device__ __forceinline__ void store_octet(uint32_t row, int octet, uint32_t swizzle,
+                                            const float (&w)[8]) {
+  if constexpr (sizeof(X) == 2)
+    store_shared16(row + (octet * 16 ^ swizzle),
+                   {rounded_pair<X>(w[0], w[1]), rounded_pair<X>(w[2], w[3]),
+                    rounded_pair<X>(w[4], w[5]), rounded_pair<X>(w[6], w[7])});
+  else
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+      store_shared16(row + ((octet * 32 + i * 4) ^ swizzle),
+                     {to_tf32(w[i]), to_tf32(w[i + 1]), to_tf32(w[i + 2]), to_tf32(w[i + 3])});
+}
+
+// The turns of this warp.
 template <typename S, typename X>
 __device__ __forceinline__ void decode(const Params& params, int s, int tile, int first_stage,
                                        int stages, uint32_t shared, const float* table,
@@ -87,36 +104,36 @@ __device__ __forceinline__ void decode(const Params& params, int s, int tile, in
   const int row = threadIdx.x % 128, lane = threadIdx.x % 32;
   const uint32_t swizzle = row % 8 * 16;
   RowTerms<S> row_terms(params, s, min(tile * kTileRows + row, params.width - 1));
-  row_terms.ask((first_stage + turn * kQuadStages) * kStageK);
+  row_terms.ask((first_stage + turn * kTurnStages) * S::kStageK);
   const uint32_t to_row = shared + row * 128;
   const uint32_t box_row = shared + S::kBoxes + row * S::kRowBytes;
-  // The next quad: in which box, and where there; into which stages.
-  int slot = turn / S::kBoxQuads, box_parity = 0, inside = turn % S::kBoxQuads;
-  int at = turn * kQuadStages, parity = 1;
+  // The next turn: in which box, and where there; into which stages.
+  int slot = turn / S::kBoxTurns, box_parity = 0, inside = turn % S::kBoxTurns;
+  int at = turn * kTurnStages, parity = 1;
 #pragma unroll 1
-  for (int stage = turn * kQuadStages; stage < stages; stage += S::kTurns * kQuadStages) {
+  for (int stage = turn * kTurnStages; stage < stages; stage += S::kTurns * kTurnStages) {
     row_terms.take();
-    row_terms.ask((first_stage + stage + S::kTurns * kQuadStages) * kStageK);
+    row_terms.ask((first_stage + stage + S::kTurns * kTurnStages) * S::kStageK);
     wait(barriers.came(slot), box_parity);
     float scale[4], shift = 0;
 #pragma unroll
-    for (int half = 0; half < kQuadStages; ++half) {
+    for (int half = 0; half < kTurnStages; ++half) {
       if (half > 0 && stage + half >= stages) break;
-      uint32_t words[2 * S::kBits];
+      uint32_t words[S::kStageRowBytes / 4];
       load_codes<S>(box_row + slot * S::kBoxBytes,
-                    (inside * kQuadStages + half) * S::kStageRowBytes, swizzle, words);
+                    (inside * kTurnStages + half) * S::kStageRowBytes, swizzle, words);
       wait(barriers.empty(at + half), parity);
 #pragma unroll
-      for (int o = 0; o < 8; ++o) {
-        const int slot_of_quad = 2 * half + o / 4;
-        if (o % 4 == 0 && row_terms.begins(slot_of_quad)) {
-          const float2 terms = row_terms.at(slot_of_quad);
+      for (int o = 0; o < S::kStageK / 8; ++o) {
+        const int slot_of_turn = (half * S::kStageK + o * 8) / kSlotK;
+        if (o % 4 == 0 && row_terms.begins(slot_of_turn)) {
+          const float2 terms = row_terms.at(slot_of_turn);
           shift = terms.y;
 #pragma unroll
           for (int p = 0; p < 4; ++p) scale[p] = terms.x * C::worth(p);
         }
         const int word = S::kBits * o / 4, bit = 8 * (S::kBits * o % 4);
-        const auto from = [&](int j) { return j < 2 * S::kBits ? words[j] : 0u; };
+        const auto from = [&](int j) { return j < S::kStageRowBytes / 4 ? words[j] : 0u; };
         C q;
         q.set(__funnelshift_r(from(word), from(word + 1), bit),
               S::kBits > 4 ? __funnelshift_r(from(word + 1), from(word + 2), bit) : 0);
@@ -127,20 +144,18 @@ __device__ __forceinline__ void decode(const Params& params, int s, int tile, in
           w[C::code(p, 0)] = fmaf(scale[p], pair.x, shift);
           w[C::code(p, 1)] = fmaf(scale[p], pair.y, shift);
         }
-        store_shared16(to_row + (at + half) * S::kStageBytes + (o * 16 ^ swizzle),
-                       {rounded_pair<X>(w[0], w[1]), rounded_pair<X>(w[2], w[3]),
-                        rounded_pair<X>(w[4], w[5]), rounded_pair<X>(w[6], w[7])});
+        store_octet<X>(to_row + (at + half) * S::kStageBytes, o, swizzle, w);
       }
       fence_proxy();
       __syncwarp();
       if (lane == 0) arrive(barriers.full(at + half));
     }
-    at += S::kTurns * kQuadStages;
+    at += S::kTurns * kTurnStages;
     if (at >= S::kStages) at -= S::kStages, parity ^= 1;
     inside += S::kTurns;
-    if (inside >= S::kBoxQuads) {
+    if (inside >= S::kBoxTurns) {
       if (lane == 0) arrive(barriers.read(slot));
-      slot += inside / S::kBoxQuads, inside %= S::kBoxQuads;
+      slot += inside / S::kBoxTurns, inside %= S::kBoxTurns;
       if (slot >= S::kSlots) slot -= S::kSlots, box_parity ^= 1;
     }
   }

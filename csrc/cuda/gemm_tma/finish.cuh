@@ -10,12 +10,13 @@ namespace jaxgemv::cuda::gemm_tma {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Eight columns, an octet, of a warp's 16 rows are four sums of a lane: y[4 p + 2 r + e] is of row g + 8 r and column
-// 8 p + 2 t + e. packs: y has 16 bits, and rows of whole 16 bytes.
+// 8 p + 2 t + e. packs: y is of X, and has rows of whole 16 bytes.
 template <typename S, typename X, int kCount>
 __device__ __forceinline__ void put_octets(const Params& params, const Share& own, int tile,
                                            const float (&y)[kCount], uint8_t* base, bool packs) {
   constexpr int kThreads = 32 * S::kConsumers, kOctets = kCount / 4;
-  constexpr int kPitch = kTileRows * 2 + 16;  // of a row of y; 8 of them are in different banks
+  constexpr int kPitch =
+      kTileRows * sizeof(X) + 16;  // of a row of y; 8 of them are in different banks
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int n0 = tile * kTileRows, octets = (own.M + 7) / 8;
   float bias[2];
@@ -27,10 +28,18 @@ __device__ __forceinline__ void put_octets(const Params& params, const Share& ow
   int first = 0, last = octets;  // of this CTA
   const bool complete = packs && params.ranks == 1;
   const uint32_t out = shared_address(base) + (complete ? 0 : kOctets * kThreads * 16);
-  const uint32_t to = out + lane % 8 * kPitch + warp * (kTileN * 2) + lane / 8 % 2 * 16;
+  const uint32_t to = out + warp * (kTileN * static_cast<int>(sizeof(X))) +
+                      (sizeof(X) == 2 ? lane % 8 * kPitch + lane / 8 % 2 * 16
+                                      : lane % 4 * 2 * kPitch + lane / 4 * 4);
   const auto put = [&](int p, const float4& v) {
-    store_transposed(to + (p - first) * (8 * kPitch), rounded_pair<X>(v.x + bias[0], v.y + bias[0]),
-                     rounded_pair<X>(v.z + bias[1], v.w + bias[1]));
+    const uint32_t at = to + (p - first) * (8 * kPitch);
+    if constexpr (sizeof(X) == 2) {
+      store_transposed(at, rounded_pair<X>(v.x + bias[0], v.y + bias[0]),
+                       rounded_pair<X>(v.z + bias[1], v.w + bias[1]));
+    } else {
+      store_shared(at, v.x + bias[0]), store_shared(at + kPitch, v.y + bias[0]);
+      store_shared(at + 32, v.z + bias[1]), store_shared(at + kPitch + 32, v.w + bias[1]);
+    }
   };
   const auto put_singly = [&](int p, const float4& v) {
     const float sums[4] = {v.x, v.y, v.z, v.w};
@@ -79,10 +88,10 @@ __device__ __forceinline__ void put_octets(const Params& params, const Share& ow
     }
   }
   sync_threads(kThreads);
-  constexpr int kChunks = kTileRows / 8;  // of a row, 16 bytes each
-  const int chunk = threadIdx.x % kChunks, n = n0 + chunk * 8;
+  constexpr int kChunk = 16 / sizeof(X), kChunks = kTileRows / kChunk;  // of a row, 16 bytes each
+  const int chunk = threadIdx.x % kChunks, n = n0 + chunk * kChunk;
   auto* const y0 =
-      static_cast<uint16_t*>(params.output.y) + (own.first_row + first * 8) * params.width + n;
+      static_cast<X*>(params.output.y) + (own.first_row + first * 8) * params.width + n;
   const int rows = packs && n < params.width ? min(last * 8, own.M) - first * 8 : 0;
 #pragma unroll 4
   for (int m = threadIdx.x / kChunks; m < rows; m += kThreads / kChunks)

@@ -29,7 +29,7 @@ class Bringer {
         byte_(own.first_unit * S::kRowBytes),
         row_(tile * kTileRows),
         entry_(params.packed_stack_stride == 0 ? 0 : own.s),  // one matrix may serve all
-        k_(first_stage * kStageK),
+        k_(first_stage * S::kStageK),
         m_(own.m0) {}
 
   __device__ __forceinline__ void begin() {
@@ -44,7 +44,7 @@ class Bringer {
   }
 
  private:
-  static constexpr int kBoxStages = S::kBoxQuads * kQuadStages;
+  static constexpr int kBoxStages = S::kBoxTurns * kTurnStages;
   const CUtensorMap &weights_, &x_;
   const Barriers<S>& barriers_;
   const uint32_t shared_;
@@ -65,7 +65,7 @@ class Bringer {
     const int stage = stage_ % S::kStages;
     if (stage_ >= S::kStages) wait(barriers_.empty(stage), stage_ / S::kStages % 2 ^ 1);
     arrive_and_expect(barriers_.full(stage), S::kColumns * 128);
-    copy_box(shared_ + stage * S::kStageBytes + kXAt, x_, k_ + stage_ * kStageK, m_, blockIdx.y,
+    copy_box(shared_ + stage * S::kStageBytes + kXAt, x_, k_ + stage_ * S::kStageK, m_, blockIdx.y,
              barriers_.full(stage), read_again());
     ++stage_;
   }
@@ -132,9 +132,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   const Share own(params);
   const int tile = Share::over(own.cluster, params.m_tiles);
-  constexpr int kUnitStages = S::kUnitK / kStageK;
+  constexpr int kUnitStages = S::kUnitK / S::kStageK;
   const int first_stage = own.first_unit * kUnitStages;
-  const int last_stage = min(own.last_unit * kUnitStages, (params.x.K + kStageK - 1) / kStageK);
+  const int last_stage =
+      min(own.last_unit * kUnitStages, (params.x.K + S::kStageK - 1) / S::kStageK);
   const int stages = own.s < 0 ? 0 : last_stage - first_stage;
   if (threadIdx.x == 0) barriers.init();
   if constexpr (C::kEntries > 0)

@@ -22,7 +22,7 @@ class GemmTma {
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
            mma_any::slots_of(problem, operands) <= gemm_tma::kMostSlots &&
-           has_map_of_bytes(problem, operands) && problem.K % 8 == 0 &&
+           has_map_of_bytes(problem, operands) && problem.K % kChunk == 0 &&
            is_aligned(operands.x, 16) && plan(problem, device).ranks > 0;
   }
 
@@ -34,6 +34,8 @@ class GemmTma {
   }
 
  private:
+  static constexpr Index kChunk = 16 / sizeof(X);  // numbers that are 16 bytes
+
   // Rows of x of a CTA, and CTAs that share K; 0: none can.
   struct Plan {
     int columns = 0, ranks = 0;
@@ -63,7 +65,7 @@ class GemmTma {
       if (clusters[ranks] < 1) continue;
       const Index ns = ceil_div(tiles, Index{clusters[ranks]}) *
                        (kStartNs + (ranks > 1 ? kClusterNs : 0) +
-                        ceil_div(units, Index{ranks}) * (S::kUnitK / gemm_tma::kStageK) * kStageNs);
+                        ceil_div(units, Index{ranks}) * (S::kUnitK / S::kStageK) * kStageNs);
       if (ns < best->ns) *best = {kColumns, ranks, ns};
     }
   }
@@ -96,7 +98,7 @@ class GemmTma {
                             S::kSharedBytes,
                             p.ranks};
     const bool packs =
-        p.output.dtype == kDtypeOf<X> && p.width % 8 == 0 && is_aligned(p.output.y, 16);
+        p.output.dtype == kDtypeOf<X> && p.width % kChunk == 0 && is_aligned(p.output.y, 16);
     return launch_kernel(gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>, shape, device,
                          stream, p, weights, x, packs);
   }
@@ -104,6 +106,7 @@ class GemmTma {
 
 template <Format kFormat, int kBits>
 inline constexpr Kernel kGemmTmaRows[] = {row<GemmTma<kFormat, kBits, __half>>(),
-                                          row<GemmTma<kFormat, kBits, __nv_bfloat16>>()};
+                                          row<GemmTma<kFormat, kBits, __nv_bfloat16>>(),
+                                          row<GemmTma<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

@@ -11,17 +11,19 @@ using namespace hopper;
 using namespace mma_any;
 
 constexpr int kTileRows = 128;  // of the weights, of a CTA
-constexpr int kStageK = 64;     // 128 bytes of a row, as the swizzle has it
-constexpr int kQuadStages = kQuadK / kStageK;
-constexpr int kMostSlots = 4;  // of a quad, with terms of their own: groups of 32 codes and more
+constexpr int kMostSlots = 4;   // of a quad, with terms of their own: groups of 32 codes and more
+constexpr int kSlotK = kQuadK / kMostSlots;
+constexpr int kTurnStages = 2;         // that a warp decodes in a turn
 constexpr int kXAt = kTileRows * 128;  // of a stage, behind the weights
 
-// For up to kMostColumns rows of x, 128 or 256.
+// For up to kMostColumns rows of x, 128 or 256. X: of x and of the rounded weights; float is TF32.
 template <Format kFormat, int kWidth, typename X, int kMostColumns>
 struct Shape {
   static constexpr int kBits = kWidth;
   using C = gemm::Numbers<kFormat, kBits>;
   static constexpr int kColumns = kMostColumns;
+  static constexpr int kStageK = 128 / sizeof(X);  // 128 bytes of a row, as the swizzle has it
+  static constexpr int kTurnK = kTurnStages * kStageK;
   // Warps that multiply, 64 rows each four; then those that decode, in groups of four that take turns; then one
   // that asks for weights and x. For 256 columns there are no registers for that one, nor for a second turn.
   static constexpr bool kBrings = kColumns <= 128;
@@ -29,10 +31,10 @@ struct Shape {
   static constexpr int kThreads = 32 * (kConsumers + kDecoders + kBrings);
   // Stages of both operands, and boxes of codes, each of one quad or two.
   static constexpr int kStages = 4, kStageBytes = kXAt + kColumns * 128;
-  static constexpr int kBoxQuads = kBits <= 4 ? 2 : 1, kUnitK = kBoxQuads * kQuadK;
+  static constexpr int kUnitK = (kBits <= 4 ? 2 : 1) * kQuadK, kBoxTurns = kUnitK / kTurnK;
   static constexpr int kStageRowBytes = kStageK * kBits / 8;
   static constexpr int kRowBytes = kUnitK * kBits / 8, kBoxBytes = kTileRows * kRowBytes;
-  static constexpr int kReaders = 4 * (kTurns < kBoxQuads ? kTurns : kBoxQuads);  // warps
+  static constexpr int kReaders = 4 * (kTurns < kBoxTurns ? kTurns : kBoxTurns);  // warps
   static constexpr int kSlots = kBrings ? 4 : 2;
   static constexpr int kBoxes = kStages * kStageBytes;  // where they begin
   static constexpr int kSharedBytes = kBoxes + kSlots * kBoxBytes;
