@@ -12,6 +12,7 @@ from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
 
 _REQUIRED = {"x", "packed", "scale"}
+_BEYOND_LOOPS = {"index", "bias", "residual", "norm", "perm", "x_scale"}
 
 
 def facts(o: Operands, s: Static) -> set[str]:
@@ -107,6 +108,8 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
     most = _most_rows(platform, o, s)
     if isinstance(o.rows, int) and o.rows > most:
         return f"{o.rows} rows of x are more than {most}"
+    if loops(platform, o, s):
+        return "the weight is so small that XLA's own loop is faster"
     return None
 
 
@@ -116,9 +119,26 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
         return backend.gradient_rows
     if not rounds(platform, o, s):
         return backend.most_rows
-    n, k, x = o.packed.shape[-2], o.x.shape[-1], str(s.x_dtype or o.x.dtype)
-    rounded = backend.rounded_rows(_capability(), n, k, s.group or k, format_of(o), s.bits, x)
-    return max(backend.most_rows, rounded)
+    return max(backend.most_rows, backend.rounded_rows(_capability(), *_weight(o, s)))
+
+
+def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:
+    """What a backend's limits depend on: (N, K, group, format, bits, dtype of x)."""
+    k = o.x.shape[-1]
+    return o.packed.shape[-2], k, s.group or k, format_of(o), s.bits, str(s.x_dtype or o.x.dtype)
+
+
+def loops(platform: str | None, o: Operands, s: Static) -> bool:
+    """Whether XLA's own loop is faster than a kernel: for so few weights and rows that how a kernel begins counts most.
+
+    Parts around it would be more kernels of XLA's, and of a stack it would copy an entry.
+    """
+    if platform is None or s.implementation is not None or s.k is not None or o.x.dtype not in FLOATS:
+        return False
+    if o.scale is None or s.activation is not None or o.items().keys() & _BEYOND_LOOPS:
+        return False
+    rows = o.rows  # symbolic, maybe, under jax.export
+    return isinstance(rows, int) and rows <= backends[platform].loop_rows(*_weight(o, s))
 
 
 # Of float32 x, which a GPU multiplies in TF32 then.

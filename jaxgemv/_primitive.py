@@ -206,9 +206,10 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
         return lowered(auto.partitioned(bind, tree, s, own, whole))
     if platform and not reason:
         run = partial(_kernel_call, platform=platform)
+    elif _many_rows.takes(o, s):
+        run = partial(_many_rows.product, platform=platform)
     else:
-        many = _many_rows.takes(o, s)
-        run = partial(_many_rows.product, platform=platform) if many else _reference.product
+        run = _reference.loop if _dispatch.loops(platform, o, s) else _reference.product
     return lowered(lambda *args: run(tree.unflatten(args), s))
 
 

@@ -28,6 +28,11 @@ def product(o: Operands, s: Static) -> Array:
     return of_entries(partial(_quantized, s=s), o, s, n if s.k is None else k, nbytes=4 * n * k)
 
 
+def loop(o: Operands, s: Static) -> Array:
+    """The same for few rows of a small matrix, without index, in a form of which XLA makes one kernel on a GPU."""
+    return of_entries(partial(_quantized, s=s, dot=_sums), o, s, o.packed.shape[-2], nbytes=0)
+
+
 def dense_product(o: Operands, s: Static) -> Array:
     """The same for a float weight (N, K), or with index a stack (S, N, K) of them."""
     n, k = o.packed.shape[-2:]
@@ -36,14 +41,18 @@ def dense_product(o: Operands, s: Static) -> Array:
     return of_entries(partial(_dense, precision=precision), o, s, n, nbytes=nbytes)
 
 
-def _quantized(x: Array, w: Mapping[str, Array], s: Static) -> Array:
+def _quantized(x: Array, w: Mapping[str, Array], s: Static, dot: Callable | None = None) -> Array:
     """x (..., K) and the arrays of one matrix, to float32 or int32 (..., N)."""
     w = {name: a for name, a in w.items() if name != "bias"}
     if "scale" not in w:
         return _integer_product(x, **w, bits=s.bits, group=s.group)
     k = s.k or x.shape[-1]
     weight = weights(**w, bits=s.bits, group=s.group, k=k)
-    return contract(x.astype(jnp.float32), weight if s.k is None else weight.T)
+    return (dot or contract)(x.astype(jnp.float32), weight if s.k is None else weight.T)
+
+
+def _sums(x: Array, w: Array) -> Array:
+    return jnp.sum(x[..., None, :] * w, axis=-1)
 
 
 def _dense(x: Array, w: Mapping[str, Array], precision: str) -> Array:

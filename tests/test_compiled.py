@@ -148,7 +148,7 @@ def test_scan(target, kind):
     def layers(x, up, down):
         return jax.lax.scan(lambda x, w: (gemv(gemv(x, w[0]), w[1]), None), x, (up, down))[0]
 
-    compiled = program.compiled(layers, program.array((1, K)), up, down)
+    compiled = program.compiled(layers, program.array((8, K)), up, down)
     check(compiled, 2, REDUCE, N * K / 2 / 4, moved=False)
 
 

@@ -29,16 +29,27 @@ NB_MODULE(_cuda, m) {
     return x == jaxgemv::name_of(jaxgemv::Dtype::kF32) ? jaxgemv::Dtype::kF32
                                                        : jaxgemv::Dtype::kF16;
   };
+  const auto problem_of = [=](int64_t n, int64_t k, int64_t group, std::string_view format,
+                              int bits, std::string_view x) {
+    const auto& names = jaxgemv::kFormatNames;
+    const auto at = std::find(std::begin(names), std::end(names), format) - names;
+    jaxgemv::Problem problem{};
+    problem.N = n, problem.K = k, problem.group = group, problem.bits = bits;
+    problem.format = static_cast<jaxgemv::Format>(at), problem.x = dtype_of(x);
+    return problem;
+  };
+  m.def(
+      "loop_rows",
+      [=](int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
+          std::string_view x) { return cuda::loop_rows(problem_of(n, k, group, format, bits, x)); },
+      nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("group"), nanobind::arg("format"),
+      nanobind::arg("bits"), nanobind::arg("x"),
+      "Rows of x up to which XLA's own loop over weights (n, k) is faster than any kernel.");
   m.def(
       "rounded_rows",
       [=](int major, int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
           std::string_view x) {
-        const auto& names = jaxgemv::kFormatNames;
-        const auto at = std::find(std::begin(names), std::end(names), format) - names;
-        jaxgemv::Problem problem{};
-        problem.N = n, problem.K = k, problem.group = group, problem.bits = bits;
-        problem.format = static_cast<jaxgemv::Format>(at), problem.x = dtype_of(x);
-        return cuda::most_rounded_rows(major, problem);
+        return cuda::most_rounded_rows(major, problem_of(n, k, group, format, bits, x));
       },
       nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("group"),
       nanobind::arg("format"), nanobind::arg("bits"), nanobind::arg("x"),
