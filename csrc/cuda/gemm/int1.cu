@@ -1,9 +1,0 @@
-// The gemm kernel for 1 bit. A file a width, so that they compile side by
-// side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows gemm_int1() { return kGemmRows<Format::kAffine, 1>; }
-
-}  // namespace jaxgemv::cuda

@@ -1,9 +1,0 @@
-// The gemm kernel for 2 bits. A file a width, so that they compile side by
-// side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows gemm_int2() { return kGemmRows<Format::kAffine, 2>; }
-
-}  // namespace jaxgemv::cuda

@@ -1,9 +1,0 @@
-// The gemm kernel for 4 bits. A file a width, so that they compile side by
-// side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows gemm_int4() { return kGemmRows<Format::kAffine, 4>; }
-
-}  // namespace jaxgemv::cuda

@@ -1,9 +1,0 @@
-// The gemm kernel for 6 bits. A file a width, so that they compile side by
-// side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows gemm_int6() { return kGemmRows<Format::kAffine, 6>; }
-
-}  // namespace jaxgemv::cuda

@@ -1,8 +1,0 @@
-// The mma_any kernel for 2 bits. A file a width, so that they compile side by side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows mma_any_int2() { return kMmaAnyRows<Format::kAffine, 2>; }
-
-}  // namespace jaxgemv::cuda

@@ -1,8 +1,0 @@
-// The mma_any kernel for 3 bits. A file a width, so that they compile side by side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows mma_any_int3() { return kMmaAnyRows<Format::kAffine, 3>; }
-
-}  // namespace jaxgemv::cuda

@@ -1,8 +1,0 @@
-// The mma_any kernel for 4 bits. A file a width, so that they compile side by side.
-#include "launch.cuh"
-
-namespace jaxgemv::cuda {
-
-Rows mma_any_int4() { return kMmaAnyRows<Format::kAffine, 4>; }
-
-}  // namespace jaxgemv::cuda
