@@ -1,5 +1,7 @@
-"""Few weights and few rows of x, which are XLA's own loop on a GPU: its numbers, and when it is one. A CPU, which has no
-such loops, is made to have them here."""
+"""Few weights and few rows of x, which are XLA's own loop on a GPU: its numbers, and when it is one.
+
+A CPU, which has no such loops, is made to have them here.
+"""
 
 import jax
 import jax.numpy as jnp
