@@ -77,7 +77,7 @@ constexpr bool is_for_gemm_tma(const Problem& problem) {
 constexpr Index gemm_tma_rows(const Problem& problem) {
   constexpr Index kTileRows = 128, kTileColumns = 256, kSms = 132;
   const Index codes = problem.N * problem.K;
-  if (problem.x == Dtype::kF32)  // decoding is half of a stage of TF32
+  if (problem.x == Dtype::kF32)  // of which a stage has half as many codes to decode
     return is_slow_to_decode(problem) || problem.K < 2048 || problem.N < 2048 ? 512 : 2048;
   if (is_slow_to_decode(problem)) return codes < Index{15} << 20 ? 128 : 256;
   if (problem.K < 512 || problem.N < 2048) return 256;

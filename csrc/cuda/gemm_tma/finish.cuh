@@ -15,8 +15,7 @@ template <typename S, typename X, int kCount>
 __device__ __forceinline__ void put_octets(const Params& params, const Share& own, int tile,
                                            const float (&y)[kCount], uint8_t* base, bool packs) {
   constexpr int kThreads = 32 * S::kConsumers, kOctets = kCount / 4;
-  constexpr int kPitch =
-      kTileRows * sizeof(X) + 16;  // of a row of y; 8 of them are in different banks
+  constexpr int kPitch = kTileRows * sizeof(X) + 16;  // of a row of y: 8 are in different banks
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int n0 = tile * kTileRows, octets = (own.M + 7) / 8;
   float bias[2];
