@@ -12,7 +12,7 @@ from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
 
 _REQUIRED = {"x", "packed", "scale"}
-_BEYOND_LOOPS = {"index", "bias", "residual", "norm", "perm", "x_scale"}
+_IN_LOOPS = {"zero", "offset", "codebook", "global_scale", "one_byte_scale"}
 
 
 def facts(o: Operands, s: Static) -> set[str]:
@@ -135,7 +135,7 @@ def loops(platform: str | None, o: Operands, s: Static) -> bool:
     """
     if platform is None or s.implementation is not None or s.k is not None or o.x.dtype not in FLOATS:
         return False
-    if o.scale is None or s.activation is not None or o.items().keys() & _BEYOND_LOOPS:
+    if o.scale is None or not facts(o, s) <= _IN_LOOPS:
         return False
     rows = o.rows  # symbolic, maybe, under jax.export
     return isinstance(rows, int) and rows <= backends[platform].loop_rows(*_weight(o, s))

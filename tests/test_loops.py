@@ -19,12 +19,12 @@ FORMATS = [("affine", bits) for bits in (1, 2, 4, 8)] + [("codebook", 4), ("code
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def loops(request, monkeypatch):
-    """Where small products are loops."""
+    """The backend for which small products are loops."""
     jax.clear_caches()  # of what was lowered otherwise
     if request.param == "cpu":
         monkeypatch.setitem(backends, "cpu", backends["cpu"]._replace(loop_rows=lambda *_: 64))
     with on(request.param):
-        yield
+        yield request.param
     jax.clear_caches()
 
 
@@ -88,11 +88,10 @@ def test_no_loop(loops, rng):
     """Parts are a kernel's; so is what is asked for by name, and an entry of a stack."""
     p = make(rng, 4, "float32", Case(1, 32, 64, 32), exact=True)
     x, w = jnp.asarray(p.x), p.tensor
-    backend = jax.default_backend() if jax.default_backend() != "gpu" else "cuda"
     stack = jax.tree.map(lambda a: jnp.stack([a, a]), w)
     assert is_loop(gemv, x, w)
     for f in (
-        lambda x, w: gemv(x, w, implementation=backend),
+        lambda x, w: gemv(x, w, implementation=loops),
         lambda x, w: gemv(x, w, bias=jnp.ones(32)),
         lambda x, w: gemv(x, w, residual=jnp.ones((1, 32))),
         lambda x, w: gemv(x, w, activation="silu"),

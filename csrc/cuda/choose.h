@@ -68,8 +68,8 @@ constexpr bool is_slow_to_decode(const Problem& problem) {
 
 // Rows of weights and x that are whole 16 bytes, and groups of whole 32.
 constexpr bool is_for_gemm_tma(const Problem& problem) {
-  return problem.K * problem.bits % 128 == 0 &&
-         problem.K % (problem.x == Dtype::kF32 ? 4 : 8) == 0 && !has_groups_of_16(problem);
+  return problem.K * problem.bits % 128 == 0 && problem.K * size_of(problem.x) % 16 == 0 &&
+         !has_groups_of_16(problem);
 }
 
 // The most rows of x for which gemm_tma is faster than XLA's product with the weights that `dequantize` has made: as

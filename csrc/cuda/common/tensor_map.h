@@ -59,11 +59,11 @@ inline cudaError_t map_of_bytes(const Problem& problem, const Operands& operands
 inline cudaError_t map_of_x(const Problem& problem, const Operands& operands, int box_rows,
                             CUtensorMap* map) {
   const auto M = static_cast<cuuint64_t>(problem.M), K = static_cast<cuuint64_t>(problem.K);
-  const bool is_wide = problem.x == Dtype::kF32;
-  const auto row = (is_wide ? 4 : 2) * K;
+  const int bytes = size_of(problem.x);
+  const cuuint64_t row = K * bytes;
   return map_of(operands.x,
-                is_wide ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                {K, M, static_cast<cuuint64_t>(problem.batch)}, {row, row * M}, is_wide ? 32 : 64,
+                bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                {K, M, static_cast<cuuint64_t>(problem.batch)}, {row, row * M}, 128 / bytes,
                 box_rows, true, map);
 }
 
