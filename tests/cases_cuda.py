@@ -173,7 +173,7 @@ def gemm(bits: int) -> list[Case]:
 
 def gemm_tma(bits: int) -> list[Case]:
     """From 65 rows on, of rows that are whole 16 bytes and groups of whole 32: ends of tiles, of stages of 64 codes and
-    of boxes of more."""
+    of boxes of more. The last two are pairs of CTAs."""
     return [
         Case(65, 256, 128, "row", "mid"),
         Case(128, 300, 1024, 128, "zero", bias=True),
@@ -189,6 +189,8 @@ def gemm_tma(bits: int) -> list[Case]:
         Case(600, 1100, 2944, 96, "fraction"),
         Case(1000, 130, 256, 128, "zero"),
         Case(65, 140, 128, 128, "zero"),
+        Case(513, 8200, 1152, 64, "zero", bias=True),
+        Case(1030, 4230, 640, "row", "integer", scale="float32", bytes=True),
     ]
 
 

@@ -79,7 +79,9 @@ constexpr Index gemm_tma_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
   if (problem.x == Dtype::kF32)  // of which a stage has half as many codes to decode
     return is_slow_to_decode(problem) || problem.K < 2048 || problem.N < 2048 ? 512 : 2048;
-  if (is_slow_to_decode(problem)) return codes < Index{15} << 20 ? 128 : 256;
+  // Pairs of CTAs decode half as much each. Below 8192 rows of the weight there are too few for 512 of x.
+  if (is_slow_to_decode(problem) && !has_float8(problem))
+    return codes < Index{15} << 20 ? 128 : problem.N < 8192 || problem.K < 512 ? 256 : 1024;
   if (problem.K < 512 || problem.N < 2048) return 256;
   if (codes >= Index{1} << 24) return 2048;
   return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, 8);

@@ -37,6 +37,18 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
       "r"(parity)
       : "memory");
 }
+// The same without waiting: whether it has ended.
+__device__ __forceinline__ bool has_ended(uint32_t barrier, int parity) {
+  int done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
 // Arrives, and lets the phase end only when so many bytes more have been copied.
 __device__ __forceinline__ void arrive_and_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -49,6 +61,26 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
       "bytes [%0], [%1], %2, [%3];" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// The same address in another CTA of the cluster.
+__device__ __forceinline__ uint32_t address_of_rank(uint32_t at, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  return there;
+}
+// At a barrier of another CTA, by one that has only read: a release would wait for all that the SM has under way.
+__device__ __forceinline__ void arrive_there(uint32_t barrier_there) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_there)
+               : "memory");
+}
+// From this CTA's shared memory into another's; tells a barrier there.
+__device__ __forceinline__ void copy_there(uint32_t to_there, uint32_t from, int bytes,
+                                           uint32_t barrier_there) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(to_there),
+      "r"(from), "r"(bytes), "r"(barrier_there)
       : "memory");
 }
 // A hint for what is read once, as weights are: of all that the L2 has it goes first, and code, scales and

@@ -96,32 +96,34 @@ __device__ __forceinline__ void store_octet(uint32_t row, int octet, uint32_t sw
 
 // The turns of this warp.
 template <typename S, typename X>
-__device__ __forceinline__ void decode(const Params& params, int s, int tile, int first_stage,
-                                       int stages, uint32_t shared, const float* table,
-                                       const Barriers<S>& barriers) {
+__device__ __forceinline__ void decode(const Params& params, const Work<S>& own, int tile,
+                                       int first_stage, int stages, uint32_t shared,
+                                       const float* table, const Barriers<S>& barriers) {
   using C = typename S::C;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - S::kConsumers, turn = warp / 4;
-  const int row = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - S::kConsumers, lane = threadIdx.x % 32;
+  const int turns = own.turns(), turn = warp / own.warps(), step = turns * kTurnStages;
+  const int box_bytes = own.box_bytes(), slots = own.slots();
+  const int row_of_box = threadIdx.x % own.rows(), row = own.first() + row_of_box;
   const uint32_t swizzle = row % 8 * 16;
-  RowTerms<S> row_terms(params, s, min(tile * kTileRows + row, params.width - 1));
+  RowTerms<S> row_terms(params, max(own.s, 0), min(tile * kTileRows + row, params.width - 1));
   row_terms.ask((first_stage + turn * kTurnStages) * S::kStageK);
   const uint32_t to_row = shared + row * 128;
-  const uint32_t box_row = shared + S::kBoxes + row * S::kRowBytes;
+  const uint32_t box_row = shared + S::kBoxes + row_of_box * S::kRowBytes;
   // The next turn: in which box, and where there; into which stages.
   int slot = turn / S::kBoxTurns, box_parity = 0, inside = turn % S::kBoxTurns;
   int at = turn * kTurnStages, parity = 1;
 #pragma unroll 1
-  for (int stage = turn * kTurnStages; stage < stages; stage += S::kTurns * kTurnStages) {
+  for (int stage = turn * kTurnStages; stage < stages; stage += step) {
     row_terms.take();
-    row_terms.ask((first_stage + stage + S::kTurns * kTurnStages) * S::kStageK);
+    row_terms.ask((first_stage + stage + step) * S::kStageK);
     wait(barriers.came(slot), box_parity);
     float scale[4], shift = 0;
 #pragma unroll
     for (int half = 0; half < kTurnStages; ++half) {
       if (half > 0 && stage + half >= stages) break;
       uint32_t words[S::kStageRowBytes / 4];
-      load_codes<S>(box_row + slot * S::kBoxBytes,
-                    (inside * kTurnStages + half) * S::kStageRowBytes, swizzle, words);
+      load_codes<S>(box_row + slot * box_bytes, (inside * kTurnStages + half) * S::kStageRowBytes,
+                    swizzle, words);
       wait(barriers.empty(at + half), parity);
 #pragma unroll
       for (int o = 0; o < S::kStageK / 8; ++o) {
@@ -149,14 +151,15 @@ __device__ __forceinline__ void decode(const Params& params, int s, int tile, in
       fence_proxy();
       __syncwarp();
       if (lane == 0) arrive(barriers.full(at + half));
+      if (S::kPairs && own.ctas > 1 && lane == 0) arrive(barriers.decoded(at + half));
     }
-    at += S::kTurns * kTurnStages;
+    at += step;
     if (at >= S::kStages) at -= S::kStages, parity ^= 1;
-    inside += S::kTurns;
+    inside += turns;
     if (inside >= S::kBoxTurns) {
       if (lane == 0) arrive(barriers.read(slot));
       slot += inside / S::kBoxTurns, inside %= S::kBoxTurns;
-      if (slot >= S::kSlots) slot -= S::kSlots, box_parity ^= 1;
+      if (slot >= slots) slot -= slots, box_parity ^= 1;
     }
   }
 }

@@ -12,7 +12,7 @@ namespace jaxgemv::cuda::gemm_tma {
 // Eight columns, an octet, of a warp's 16 rows are four sums of a lane: y[4 p + 2 r + e] is of row g + 8 r and column
 // 8 p + 2 t + e. packs: y is of X, and has rows of whole 16 bytes.
 template <typename S, typename X, int kCount>
-__device__ __forceinline__ void put_octets(const Params& params, const Share& own, int tile,
+__device__ __forceinline__ void put_octets(const Params& params, const Work<S>& own, int tile,
                                            const float (&y)[kCount], uint8_t* base, bool packs) {
   constexpr int kThreads = 32 * S::kConsumers, kOctets = kCount / 4;
   constexpr int kPitch = kTileRows * sizeof(X) + 16;  // of a row of y: 8 are in different banks
@@ -50,7 +50,8 @@ __device__ __forceinline__ void put_octets(const Params& params, const Share& ow
               sums[i] + bias[i / 2]);
     }
   };
-  sync_threads(kThreads);  // all have read what the sums now take the place of
+  // All have read what the sums now take the place of.
+  own.ctas > 1 ? sync_cluster() : sync_threads(kThreads);
   if (complete) {
 #pragma unroll
     for (int p = 0; p < kOctets; ++p) put(p, {y[4 * p], y[4 * p + 1], y[4 * p + 2], y[4 * p + 3]});
@@ -74,7 +75,7 @@ __device__ __forceinline__ void put_octets(const Params& params, const Share& ow
 #pragma unroll
           for (int r = 0; r < kAtOnce; ++r)
             some[i][r] = rank + r < params.ranks && p + i < last
-                             ? load4_of_rank(&sums[(p + i) * kThreads].x, rank + r)
+                             ? load4_of_rank(&sums[(p + i) * kThreads].x, own.of(rank + r))
                              : float4{};
 #pragma unroll
         for (int i = 0; i < 2; ++i)

@@ -29,28 +29,28 @@ class GemmTma {
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
     const Plan plan = GemmTma::plan(problem, device);
-    return plan.columns == 128 ? launch<128>(problem, operands, plan.ranks, device, stream)
-                               : launch<256>(problem, operands, plan.ranks, device, stream);
+    return plan.columns == 128 ? launch<128>(problem, operands, plan, device, stream)
+                               : launch<256>(problem, operands, plan, device, stream);
   }
 
  private:
   static constexpr Index kChunk = 16 / sizeof(X);  // numbers that are 16 bytes
 
-  // Rows of x of a CTA, and CTAs that share K; 0: none can.
+  // Rows of x of a CTA, CTAs that decode for each other, and CTAs that share K; 0: none can.
   struct Plan {
-    int columns = 0, ranks = 0;
+    int columns = 0, pair = 1, ranks = 0;
     Index ns = std::numeric_limits<Index>::max();
   };
 
   // Nanoseconds on an H200, int4 in groups of 128 ("Decoded by warps of their own" in docs/cuda-notes.md): of a stage,
-  // of a CTA, and more of one in a cluster.
+  // of a CTA, and more of one that shares K.
   template <int kColumns>
-  static void consider(const Problem& problem, const Device& device, Plan* best) {
+  static void consider(const Problem& problem, const Device& device, int pair, Plan* best) {
     using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
     constexpr auto kKernel = gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>;
     constexpr bool kIsWide = kColumns > 128;
-    constexpr int kStageNs = kIsWide ? 680 : 460, kStartNs = kIsWide ? 4000 : 2700,
-                  kClusterNs = kIsWide ? 5000 : 3800;
+    constexpr int kStartNs = kIsWide ? 4000 : 2700, kClusterNs = kIsWide ? 5000 : 3800;
+    const int stage_ns = pair > 1 ? 640 : (kIsWide ? 680 : 460);
     if (S::kSharedBytes + 2048 > device.shared_bytes || !has_hopper_code(kKernel, device)) return;
     Clusters<mma_any::kMostRanks> clusters;
     if (resident_clusters(kKernel, {{}, S::kThreads, S::kSharedBytes}, device, &clusters) !=
@@ -59,48 +59,49 @@ class GemmTma {
       return;
     }
     const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows}) *
-                        ceil_div(problem.M, Index{kColumns}) * problem.batch;
+                        ceil_div(problem.M, Index{kColumns} * pair) * problem.batch;
     const Index units = ceil_div(problem.K, Index{S::kUnitK});
-    for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks) {
-      if (clusters[ranks] < 1) continue;
-      const Index ns = ceil_div(tiles, Index{clusters[ranks]}) *
+    for (int ranks = 1; ranks * pair <= mma_any::kMostRanks && ranks <= units; ++ranks) {
+      if (clusters[ranks * pair] < 1) continue;
+      const Index ns = ceil_div(tiles, Index{clusters[ranks * pair]}) *
                        (kStartNs + (ranks > 1 ? kClusterNs : 0) +
-                        ceil_div(units, Index{ranks}) * (S::kUnitK / S::kStageK) * kStageNs);
-      if (ns < best->ns) *best = {kColumns, ranks, ns};
+                        ceil_div(units, Index{ranks}) * (S::kUnitK / S::kStageK) * stage_ns);
+      if (ns < best->ns) *best = {kColumns, pair, ranks, ns};
     }
   }
 
   static Plan plan(const Problem& problem, const Device& device) {
     Plan best;
-    consider<128>(problem, device, &best);
-    if (problem.M > 128) consider<256>(problem, device, &best);
+    consider<128>(problem, device, 1, &best);
+    if (problem.M > 128) consider<256>(problem, device, 1, &best);
+    if (problem.M > 256) consider<256>(problem, device, 2, &best);
     return best;
   }
 
   template <int kColumns>
-  static cudaError_t launch(const Problem& problem, const Operands& operands, int ranks,
+  static cudaError_t launch(const Problem& problem, const Operands& operands, const Plan& plan,
                             const Device& device, cudaStream_t stream) {
     using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
     const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows});
-    const mma_any::Layout layout{S::kConsumers, 1, ranks, 0, S::kSharedBytes, false, tiles};
+    const mma_any::Layout layout{S::kConsumers, 1, plan.ranks, 0, S::kSharedBytes, false, tiles};
     mma_any::Params p =
-        mma_any::params_of<S>(problem, operands, layout, kBits, kColumns, /*parts=*/1);
+        mma_any::params_of<S>(problem, operands, layout, kBits, kColumns * plan.pair, /*parts=*/1);
     p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
     p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
     CUtensorMap weights, x;
-    cudaError_t status =
-        map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes, gemm_tma::kTileRows, &weights);
+    cudaError_t status = map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes,
+                                      gemm_tma::kTileRows / plan.pair, &weights);
     if (status == cudaSuccess) status = map_of_x(problem, operands, kColumns, &x);
     if (status != cudaSuccess) return status;
-    const LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
+    const LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks * plan.pair),
                              static_cast<unsigned>(problem.batch)},
                             S::kThreads,
                             S::kSharedBytes,
-                            p.ranks};
+                            p.ranks * plan.pair};
     const bool packs =
         p.output.dtype == kDtypeOf<X> && p.width % kChunk == 0 && is_aligned(p.output.y, 16);
     return launch_kernel(gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>, shape, device,
-                         stream, p, weights, x, packs);
+                         stream, p, weights, x, plan.pair, packs);
   }
 };
 

@@ -34,18 +34,46 @@ struct Shape {
   static constexpr int kUnitK = (kBits <= 4 ? 2 : 1) * kQuadK, kBoxTurns = kUnitK / kTurnK;
   static constexpr int kStageRowBytes = kStageK * kBits / 8;
   static constexpr int kRowBytes = kUnitK * kBits / 8, kBoxBytes = kTileRows * kRowBytes;
-  static constexpr int kReaders = 4 * (kTurns < kBoxTurns ? kTurns : kBoxTurns);  // warps
-  static constexpr int kSlots = kBrings ? 4 : 2;
+  // Whether two CTAs of a cluster may decode half of a tile each, for both.
+  static constexpr bool kPairs = !kBrings;
+  static constexpr int kSlots = kBrings ? 4 : 2;        // twice as many of half as many rows
   static constexpr int kBoxes = kStages * kStageBytes;  // where they begin
   static constexpr int kSharedBytes = kBoxes + kSlots * kBoxBytes;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// When a stage has been decoded and x is there, and when it has been used; when a box is there, and has been read.
+// What a CTA has of the work: its units of K and rows of x, and of the weights what it decodes. Two that have the same
+// weights and share of K may be a pair.
+template <typename S>
+struct Work : Share {
+  int ctas = 1, half = 0;  // of the pair
+
+  __device__ __forceinline__ Work(const Params& params, int pair)
+      : Share(params, pair > 1 ? blockIdx.x / 2 : blockIdx.x) {
+    if (!S::kPairs || pair < 2) return;
+    ctas = 2, half = blockIdx.x % 2;
+    const int rows = (params.rows_m + 1) / 2;
+    m0 += half * rows, first_row += half * rows, M = max(min(M - half * rows, rows), 0);
+  }
+  // Rows of the weights to decode, from which of the tile's on; by so many warps, in so many turns.
+  __device__ __forceinline__ int rows() const { return kTileRows / ctas; }
+  __device__ __forceinline__ int first() const { return half * rows(); }
+  __device__ __forceinline__ int warps() const { return 4 / ctas; }
+  __device__ __forceinline__ int turns() const { return S::kTurns * ctas; }
+  __device__ __forceinline__ int slots() const { return S::kSlots * ctas; }
+  __device__ __forceinline__ int box_bytes() const { return S::kBoxBytes / ctas; }
+  // The cluster's number of the CTA that has share `rank` of K of the same result, and of the other one of this pair.
+  __device__ __forceinline__ int of(int rank) const { return rank * ctas + half; }
+  __device__ __forceinline__ int other() const { return rank * ctas + 1 - half; }
+};
+
+// When a stage has been decoded and x is there, and when it has been used; when a box is there, and has been read; and
+// when this CTA has decoded what it has of a stage. A pair uses a stage together.
 template <typename S>
 struct Barriers {
-  static constexpr int kCount = 2 * (S::kStages + S::kSlots);
+  static constexpr int kSlots = S::kSlots * (S::kPairs ? 2 : 1);
+  static constexpr int kCount = 2 * (S::kStages + kSlots) + (S::kPairs ? S::kStages : 0);
   uint32_t first;
 
   __device__ __forceinline__ uint32_t full(int stage) const { return first + 8 * stage; }
@@ -56,13 +84,18 @@ struct Barriers {
     return first + 8 * (2 * S::kStages + slot);
   }
   __device__ __forceinline__ uint32_t read(int slot) const {
-    return first + 8 * (2 * S::kStages + S::kSlots + slot);
+    return first + 8 * (2 * S::kStages + kSlots + slot);
   }
-  __device__ __forceinline__ void init() const {
-    for (int i = 0; i < S::kStages; ++i)
-      init_barrier(full(i), 4 + 1), init_barrier(empty(i), S::kConsumers);
-    for (int i = 0; i < S::kSlots; ++i)
-      init_barrier(came(i), 1), init_barrier(read(i), S::kReaders);
+  __device__ __forceinline__ uint32_t decoded(int stage) const {
+    return first + 8 * (2 * (S::kStages + kSlots) + stage);
+  }
+  __device__ __forceinline__ void init(const Work<S>& own) const {
+    for (int i = 0; i < S::kStages; ++i) {
+      init_barrier(full(i), own.warps() + 1), init_barrier(empty(i), own.ctas * S::kConsumers);
+      if (S::kPairs) init_barrier(decoded(i), own.warps());
+    }
+    for (int i = 0; i < own.slots(); ++i)
+      init_barrier(came(i), 1), init_barrier(read(i), own.warps() * min(own.turns(), S::kBoxTurns));
     fence_barrier_init();
   }
 };
