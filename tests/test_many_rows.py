@@ -188,19 +188,19 @@ def test_rounding_kernel(monkeypatch):
     assert rounds(n=1528) == rounds(n=1016, x="float32") == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
 
-    def coded(bits=4, groups=64):
-        table, scale = spec(1 << bits, dtype="float32"), spec(8192, groups)
-        packed = spec(8192, 64 * bits, dtype="uint32")
+    def coded(bits=4, groups=64, n=8192):
+        table, scale = spec(1 << bits, dtype="float32"), spec(n, groups)
+        packed = spec(n, 64 * bits, dtype="uint32")
         return QuantizedTensor(packed=packed, scale=scale, codebook=table, bits=bits)
 
-    float8 = QuantizedTensor(packed=spec(8192, 2048, dtype="float8_e4m3fn"), scale=spec(8192))
-    assert (
-        rounds(256, w=coded())
-        == rounds(512, x="float32", w=coded())
-        == rounds(2048, w=float8)
-        == [(True, True)]
-    )
-    assert rounds(257, w=coded()) == rounds(513, x="float32", w=coded()) == rounds(2049, w=float8) == []
+    assert rounds(1024, w=coded()) == rounds(256, w=coded(n=7680)) == rounds(128, w=coded(n=7679))
+    assert rounds(1024, w=coded()) == rounds(512, x="float32", w=coded()) == [(True, True)]
+    assert rounds(1025, w=coded()) == rounds(257, w=coded(n=7680)) == rounds(129, w=coded(n=7679)) == []
+    assert rounds(513, x="float32", w=coded()) == []
+    for groups in (1, 64):  # of fp8, of mxfp8
+        float8 = QuantizedTensor(packed=spec(8192, 2048, dtype="float8_e4m3fn"), scale=spec(8192, groups))
+        assert rounds(2048, w=float8) == [(True, True)]
+        assert rounds(2049, w=float8) == []
     assert rounds(w=coded(groups=128)) == rounds(w=coded(bits=8)) == []
     for precision, expected in ("tensorfloat32", [(True, True)]), ("highest", []), ("BF16_BF16_F32_X3", []):
         with jax.default_matmul_precision(precision):
