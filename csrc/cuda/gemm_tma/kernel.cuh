@@ -27,6 +27,7 @@ __device__ __forceinline__ void multiply(const Work<S>& own, int stages, uint32_
   const bool tells = threadIdx.x % 32 == 0;
   const uint64_t a = descriptor(shared + warp / 4 * (64 * 128)), b = descriptor(shared + kXAt);
   if (!S::kBrings && threadIdx.x == 0) bringer->begin();
+  // The first thread of the second four warps: that of the first four asks for x.
   const bool paired = S::kPairs && own.ctas > 1, sends = paired && threadIdx.x == 128;
   Sender<S> sender(own, stages, shared, barriers);
   if (sends) sender.send(0);
