@@ -63,12 +63,6 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// The same address in another CTA of the cluster.
-__device__ __forceinline__ uint32_t address_of_rank(uint32_t at, int rank) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-  return there;
-}
 // At a barrier of another CTA, by one that has only read: a release would wait for all that the SM has under way.
 __device__ __forceinline__ void arrive_there(uint32_t barrier_there) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_there)

@@ -199,8 +199,8 @@ __device__ __forceinline__ void let_second_begin() {
 }
 
 // Clusters of CTAs, sm_90 and newer: a barrier for all threads of one; the same at the end, where
-// others only have to have read, which does not wait for this CTA's results to be in memory; and a
-// float of another CTA's shared memory, where it lies in this one's.
+// others only have to have read, which does not wait for this CTA's results to be in memory; where
+// something of this CTA's shared memory lies in another's; and a float of that.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -212,14 +212,20 @@ __device__ __forceinline__ void leave_cluster() {
                    : "memory");
 #endif
 }
+__device__ __forceinline__ uint32_t address_of_rank(uint32_t at, int rank) {
+  uint32_t there = at;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+#endif
+  return there;
+}
+__device__ __forceinline__ uint32_t address_of_rank(const float* at, int rank) {
+  return address_of_rank(static_cast<uint32_t>(__cvta_generic_to_shared(at)), rank);
+}
 __device__ __forceinline__ float load_of_rank(const float* at, int rank) {
   float v = *at;
 #if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(there)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address_of_rank(at, rank)));
 #endif
   return v;
 }
@@ -227,13 +233,9 @@ __device__ __forceinline__ float load_of_rank(const float* at, int rank) {
 __device__ __forceinline__ float4 load4_of_rank(const float* at, int rank) {
   float4 v = *reinterpret_cast<const float4*>(at);
 #if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(there)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank));
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(there));
+               : "r"(address_of_rank(at, rank)));
 #endif
   return v;
 }

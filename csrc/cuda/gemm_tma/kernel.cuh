@@ -52,9 +52,9 @@ __device__ __forceinline__ void multiply(const Work<S>& own, int stages, uint32_
       add(stage, 0);
       wgmma_wait<1>();
       if (tells && first + stage > 0) {
-        constexpr int kBefore = S::kStages - 1;
-        arrive(barriers.empty((stage + kBefore) % S::kStages));
-        if (paired) sender.tell_empty((stage + kBefore) % S::kStages);
+        const int before = (stage + S::kStages - 1) % S::kStages;
+        arrive(barriers.empty(before));
+        if (paired) sender.tell_empty(before);
       }
       if (paired) {
         if (sends) sender.send(0);
