@@ -99,6 +99,12 @@ def transposed_products(args, ks, backend: str) -> list[jax.Array]:
 
 ROUNDING = {"gemm", "gemm_tma"}  # kernels that round weights to x's dtype
 HOPPER = {"wgmma", "wgmma_any", "wgmma_tma"} | ROUNDING
+_OF_TABLES = {"stream", "direct", "mma_any", "wgmma_any", "wgmma_tma"}
+
+
+def holds_entries(kernel: KernelParam) -> bool:
+    """Whether a kernel holds a table's entries to 2^-14 of the largest."""
+    return kernel.format == "codebook" and kernel.name in _OF_TABLES and kernel.x != "float32"
 
 
 @contextlib.contextmanager

@@ -13,16 +13,17 @@ from kernels import (
     ROUNDING,
     assert_ran,
     by_name,
+    holds_entries,
     kernels,
     most_rows,
     products,
     transposed,
     transposed_products,
 )
-from problems import Case, Problem, make
+from problems import Case, Problem, make, pack_bits
 from tolerance import assert_close, held, rounded, significand
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import QuantizedTensor, codebooks, gemv
 
 pytestmark = [pytest.mark.kernels, pytest.mark.numerics]
 
@@ -64,7 +65,7 @@ def check(y, exact: bool, answer, magnitude, k: int, more=0.0) -> None:
 
 def of_rounding(kernel, p: Problem) -> np.ndarray | float:
     """What a kernel may add to the error because it rounds weights, and of float32 also x; or a table."""
-    if p.codebook is not None and kernel.name in ("stream", "wgmma_any"):
+    if holds_entries(kernel):
         return held(p.x, np.broadcast_to(p.wide_scale(), p.values().shape), p.codebook)
     if kernel.name not in ROUNDING:
         return 0.0
@@ -146,6 +147,28 @@ def test_every_float8(kernel):
     if kernel.name in ("direct", "mma_any", "wgmma_any", "wgmma_tma") and kernel.x == "float32":
         expected[np.isinf(expected)] = np.nan
     np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
+
+
+@by_name(
+    k
+    for k in kernels(transposed=False, formats=["codebook"])
+    if k.bits == 4 and (k.backend == "cuda" or k.name in ("f32_dot", "f32_panel"))
+)
+@pytest.mark.parametrize("name", ["NF4", "FP4", "E2M1", "IQ4_NL", "random"])
+def test_every_entry(kernel, name, rng):
+    """Of tables that 16 bits can hold, that they can hold to 2^-14 by the right factor, and of no special kind."""
+    book = getattr(codebooks, name) if name != "random" else rng.standard_normal(16).astype(np.float32)
+    codes = np.zeros((16, 64), np.uint8)
+    codes[:, 5] = np.arange(16)
+    x = np.zeros((FOR_MANY.get(kernel.name, 2), 64), jnp.dtype(kernel.x))
+    x[:, 5] = 1
+    w = QuantizedTensor(packed=pack_bits(codes, 4), scale=np.float32(1), codebook=book, bits=4, k=64)
+    [y] = products([(x, w, None)], kernel.backend)
+    jax.block_until_ready(y)
+    assert_ran(kernel)
+    bits = 8 if kernel.name in ROUNDING and kernel.x == "bfloat16" else 11 if kernel.name in ROUNDING else 22
+    error = np.abs(book).max() * 2.0**-14 if holds_entries(kernel) else np.abs(book) * 2.0**-bits
+    assert (np.abs(np.asarray(y, np.float64) - book) <= error).all()
 
 
 @by_name(

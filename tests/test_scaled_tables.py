@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import assert_ran, by_name, kernels, products
+from kernels import assert_ran, by_name, holds_entries, kernels, products
 from problems import Problem, pack_bits
 from test_kernels import check
 from tolerance import held
@@ -21,7 +21,7 @@ TABLES = by_name(
     k
     for k in kernels(transposed=False, formats=["codebook"])
     if k.bits == 4
-    and (k.name == "wgmma_any" or (k.name in ("stream", "direct", "mma_any") and k.x != "float32"))
+    and (k.name.startswith("wgmma") or (k.name in ("stream", "direct", "mma_any") and k.x != "float32"))
 )
 NEARLY_E2M1 = E2M1.copy()
 NEARLY_E2M1[5] = 3.5
@@ -36,8 +36,14 @@ BOOKS = {
 
 
 def rows_for(kernel, rows: int) -> int:
-    """With 25, 29 and 40 rows wgmma_any has all of its numbers of columns."""
-    return rows + 24 if kernel.name == "wgmma_any" else rows
+    """All numbers of columns of the kernels for more rows; a row of float32 is two."""
+    of_kernel = {"wgmma_any": rows + 24, "wgmma_tma": {1: 9, 3: 12, 5: 20, 16: 40}.get(rows)}
+    return of_kernel.get(kernel.name, rows)
+
+
+def k_for(kernel) -> int:
+    """K ends within a span of 256, of wgmma_tma within 128 codes too."""
+    return 1376 if kernel.name == "wgmma_tma" else 1408
 
 
 def make(rng, kernel, rows: int, k: int, scale: np.ndarray, book=E2M1, x=None) -> Problem:
@@ -70,7 +76,7 @@ def assert_right(kernel, *problems: Problem) -> None:
         np.testing.assert_array_equal(np.isnan(np.asarray(y)), np.broadcast_to(nan, y.shape))
         kept = Problem(**{**vars(p), "packed": p.packed[~nan], "scale": p.scale[~nan]})
         more = 0.0
-        if kernel.name == "stream" and p.codebook is not E2M1:
+        if holds_entries(kernel) and p.codebook is not E2M1:
             scale = np.broadcast_to(kept.wide_scale(), kept.values().shape)
             more = held(kept.x, scale, kept.codebook)
         check(y[:, ~nan], False, kept.answer(), kept.magnitude(), kept.k, more)
@@ -83,11 +89,11 @@ ROWS = pytest.mark.parametrize("rows", [1, 5, 16])
 @ROWS
 def test_tables(kernel, rows, rng):
     """E2M1 by any factor, a table that differs in one entry, and one that has nothing of it."""
-    rows = rows_for(kernel, rows)
-    groups32, groups16 = (N, 1408 // 32), (N, 1408 // 16)  # K ends within a span of 256
+    k, rows = k_for(kernel), rows_for(kernel, rows)
+    groups32, groups16 = (N, k // 32), (N, k // 16)
     scales = e8m0(rng.integers(-9, 4, groups32)), rng.uniform(0.2, 3, groups16).astype("float8_e4m3fn")
     assert_right(
-        kernel, *(make(rng, kernel, rows, 1408, scale, book) for scale in scales for book in BOOKS.values())
+        kernel, *(make(rng, kernel, rows, k, scale, book) for scale in scales for book in BOOKS.values())
     )
 
 
@@ -96,7 +102,7 @@ def test_tables(kernel, rows, rng):
 @pytest.mark.parametrize("book", ["e2m1", "nearly"])
 def test_wide_powers(kernel, rows, book, rng):
     """Scales that differ by far more than fp16 has room for, and x that is zero where they are large."""
-    k, rows = 1408, rows_for(kernel, rows)
+    k, rows = k_for(kernel), rows_for(kernel, rows)
     exponents = rng.integers(-60, 60, (N, k // 32))
     exponents[:, ::3] = rng.integers(-3, 3, exponents[:, ::3].shape)
     small = np.where(np.arange(k // 32) % 2, -55, 25) + rng.integers(-4, 4, (N, k // 32))
@@ -111,7 +117,7 @@ def test_wide_powers(kernel, rows, book, rng):
 @pytest.mark.parametrize("book", ["e2m1", "nearly"])
 def test_special_scales(kernel, rows, book, rng):
     """The least and the largest powers of two, one that is NaN; of e4m3 NaN, negative and subnormal ones."""
-    k, rows = 1408, rows_for(kernel, rows)
+    k, rows = k_for(kernel), rows_for(kernel, rows)
     powers = rng.integers(-10, 10, (N, k // 32))
     powers[::7, 5] = powers[::7, 40] = -127
     powers[1::7] = -127

@@ -67,7 +67,7 @@ struct Decoder;
 struct PlainDecoder {
   static constexpr int kParts = 1, kTableBytes = 0;
   static constexpr bool kHasShift = false;
-  static __device__ __forceinline__ void make_table(const Param&, Index, uint8_t*) {}
+  static __device__ __forceinline__ void make_table(const Param&, Index, uint8_t*, bool) {}
   static __device__ __forceinline__ bool has_second() { return false; }
   static __device__ __forceinline__ float unit() { return 1; }
 };
@@ -82,6 +82,16 @@ struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   }
 };
 
+// By a whole warp, of entries by a power of two: a factor by which fp16 holds them to 2^-14 of the largest, as may be with
+// x of 16 bits, or 0. Of FP4 it is 1.5; of NF4 what a search over all to 2^-22 found.
+__device__ __forceinline__ float factor_of_halves(float entry, float largest) {
+  const auto holds = [&](float factor) {
+    const float scaled = entry * factor, rest = scaled - __half2float(__float2half_rn(scaled));
+    return !__any_sync(~0u, fabsf(rest) > largest * (factor * 0x1p-14f));
+  };
+  return holds(1) ? 1 : holds(1.5f) ? 1.5f : holds(1.67765375f) ? 1.67765375f : 0;
+}
+
 // The entry of this lane, of the 16 in each half of a warp: brought under 2^14 by a power of two,
 // the same for all, it is the sum of two fp16, to 22 bits; those of E2M1, say, are one.
 struct HalvesOfEntry {
@@ -89,17 +99,22 @@ struct HalvesOfEntry {
   float unit;
   bool has_second;  // any of the entries
 
-  __device__ __forceinline__ explicit HalvesOfEntry(float entry) {
+  // rounds: whether factor_of_halves is for it.
+  __device__ __forceinline__ HalvesOfEntry(float entry, bool rounds) {
     const uint32_t bits = __float_as_uint(entry) & 0x7fffffffu;
     const bool finite = bits < 0x7f800000u;
-    const int largest = static_cast<int>(__reduce_max_sync(~0u, finite ? bits : 0));
-    const int exponent = min(13 + 127 - (largest >> 23), 126);
-    const float scaled = entry * __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+    const uint32_t largest = __reduce_max_sync(~0u, finite ? bits : 0);
+    const int exponent = min(13 + 127 - static_cast<int>(largest >> 23), 126);
+    const float power = __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+    float scaled = entry * power;
+    const float factor = rounds ? factor_of_halves(scaled, __uint_as_float(largest) * power) : 0;
+    scaled *= factor != 0 ? factor : 1;
     const __half first = __float2half_rn(scaled);
-    const uint32_t second =
-        __half_as_ushort(__float2half_rn(finite ? scaled - __half2float(first) : 0.f));
+    const float rest = finite && factor == 0 ? scaled - __half2float(first) : 0;
+    const uint32_t second = __half_as_ushort(__float2half_rn(rest));
     both = __half_as_ushort(first) | second << 16;
     unit = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
+    if (factor != 0) unit /= factor;
     has_second = __any_sync(~0u, (second & 0x7fff) != 0);
   }
 };
@@ -113,10 +128,11 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static constexpr float kWorth = 1;
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
 
-  // By all threads of a CTA, which then have to wait for each other.
-  static __device__ __forceinline__ void make_table(const Param& table, Index s, uint8_t* to) {
+  // By all threads of a CTA, which then have to wait for each other. rounds: as HalvesOfEntry has it.
+  static __device__ __forceinline__ void make_table(const Param& table, Index s, uint8_t* to,
+                                                    bool rounds) {
     const int lane = threadIdx.x % 32;
-    const HalvesOfEntry entry(cuda::load(table, s, lane % 16, 0));
+    const HalvesOfEntry entry(cuda::load(table, s, lane % 16, 0), rounds);
     for (int byte = threadIdx.x / 32; byte < 256; byte += blockDim.x / 32) {
       const uint32_t low = __shfl_sync(~0u, entry.both, byte % 16),
                      high = __shfl_sync(~0u, entry.both, byte / 16);

@@ -38,6 +38,27 @@ struct E2M1Decoder {
   }
 };
 
+// Octets of E2M1 as a Decoder has them (formats.cuh), with the scale of each.
+struct ScaledOctet : PlainDecoder {
+  static constexpr bool kRuns = true;
+  static constexpr float kWorth = 1;
+  static __device__ constexpr int code(int p, int e) { return p + 4 * e; }
+  __device__ __forceinline__ explicit ScaledOctet(const uint8_t*) {}
+  static __device__ __forceinline__ void decode(uint32_t word, __half2 scale, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) a[p] = E2M1Decoder::product(word, p % 2, p / 2, scale);
+  }
+};
+
+// What a table is times E2M1, or 0 if it is another one. By a whole warp, of entry l % 16 in lane l.
+__device__ __forceinline__ float factor_of_e2m1(float entry) {
+  const uint32_t code = threadIdx.x % 16, bits = (code & 7) << 9 | (code & 8) << 12;
+  const float number = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  const float factor = __shfl_sync(~0u, entry, 2);
+  const bool is = entry == factor * (number * E2M1Decoder::kWorth) && fabsf(factor) >= 0x1p-120f;
+  return __all_sync(~0u, is) ? factor : 0;
+}
+
 // A plane of any entries, of which both add up to fixed point: high - 64 + low / 128.
 struct PlaneDecoder : Plane16 {
   static constexpr int kTop = 5, kSpread = 20;
@@ -76,11 +97,8 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
 
   __device__ __forceinline__ void settle(Dtype dtype) {
     const float entry = float_of_bits(bits_, dtype);
-    const uint32_t code = threadIdx.x % 16, bits = (code & 7) << 9 | (code & 8) << 12;
-    const float number = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    float unit = __shfl_sync(~0u, entry, 2);
-    is_e2m1_ =
-        __all_sync(~0u, entry == unit * (number * E2M1Decoder::kWorth) && fabsf(unit) >= 0x1p-120f);
+    float unit = factor_of_e2m1(entry);
+    is_e2m1_ = unit != 0;
     if (!is_e2m1_) {
       float most = fabsf(entry);
 #pragma unroll

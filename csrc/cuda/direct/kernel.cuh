@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
       weights.ask(first, ends);
 
       if constexpr (Codes::kHasTable)
-        if (u == begin) codes.make(params.codebook, s);  // while the weights are on their way
+        if (u == begin)  // while the weights are on their way
+          codes.make(params.codebook, s, kDtypeOf<X> != Dtype::kF32);
 
       // Parts of x have sums of their own: an mma waits for the one before it.
       float dot[L::kGroups][kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};

@@ -55,13 +55,14 @@ struct Pairs<Format::kCodebook, 4, Element> {
   static constexpr int kParts = kIsHalf ? 2 : 3;  // 22 bits, and all 24
   static constexpr bool kHasTable = true, kHasShift = false;
 
-  // The table of matrix s. Lane l has entry l % 16 of it, and writes that to banks from l on.
-  __device__ __forceinline__ void make(const Param& from, int s) {
+  // The table of matrix s. Lane l has entry l % 16 of it, and writes that to banks from l on. rounds: whether 2^-14 of
+  // the largest entry may be lost, so that two bfloat16 are enough.
+  __device__ __forceinline__ void make(const Param& from, int s, bool rounds) {
     const int lane = threadIdx.x % 32;
     const float entry = load(from, s, lane % 16, 0);
     uint32_t words[kWords] = {};
     if constexpr (kIsHalf) {
-      const HalvesOfEntry halves(entry);
+      const HalvesOfEntry halves(entry, rounds);
       words[0] = halves.both, unit_ = halves.unit, parts_ = 1 + halves.has_second;
     } else {
       const bool finite = fabsf(entry) < INFINITY;
@@ -69,7 +70,7 @@ struct Pairs<Format::kCodebook, 4, Element> {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const __nv_bfloat16 own = __float2bfloat16_rn(rest);
-        if (__any_sync(~0u, rest != 0)) parts_ = part + 1;
+        if (__any_sync(~0u, rest != 0) && !(rounds && part == 2)) parts_ = part + 1;
         words[part / 2] |= uint32_t{__bfloat16_as_ushort(own)} << (part % 2 * 16);
         rest = finite ? rest - __bfloat162float(own) : 0.f;
       }

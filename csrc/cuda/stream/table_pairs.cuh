@@ -66,14 +66,15 @@ class Pairs {
 // The power of two that brings a table's largest entry under 2^15, and its inverse, which is NaN where not all are
 // finite: codes are not looked at again.
 struct TableScale {
-  float scale, unit;
+  float scale, unit, largest;
 
   // By a whole warp. most: of the largest one then, if it is to be less.
   __device__ __forceinline__ explicit TableScale(float entry, float most = 0x1p15f) {
-    const uint32_t largest = __reduce_max_sync(~0u, __float_as_uint(entry) & 0x7fffffffu);
-    int exponent = normal_exponent<float>(largest, 15);
-    if (__uint_as_float(largest) * power_of_two(exponent) > most) --exponent;
-    scale = power_of_two(exponent), unit = largest < 0x7f800000u ? power_of_two(-exponent) : NAN;
+    const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(entry) & 0x7fffffffu);
+    int exponent = normal_exponent<float>(bits, 15);
+    if (__uint_as_float(bits) * power_of_two(exponent) > most) --exponent;
+    scale = power_of_two(exponent), unit = bits < 0x7f800000u ? power_of_two(-exponent) : NAN;
+    largest = __uint_as_float(bits) * scale;
   }
 };
 
@@ -106,7 +107,7 @@ class DigitPairs : public OneSum, public Pairs {
   using Pairs::unit;  // not OneSum's
 };
 
-// For more rows. Entries are the sum of two fp16, or are one.
+// For more rows. Entries are one fp16 by the right factor, or the sum of two.
 class HalfPairs : public Pairs {
  public:
   static constexpr int kWordCodes = 8, kProducts = 2, kPlanes = 2;
@@ -122,12 +123,14 @@ class HalfPairs : public Pairs {
       : Pairs(shared) {
     const float entry = float_of_bits(bits, dtype);
     const TableScale by(entry);
-    unit_ = by.unit;
-    const __half high = __float2half_rn(entry * by.scale),
-                 low = __float2half_rn(entry * by.scale - __half2float(high));
-    has_low_ = !__all_sync(~0u, __half2float(low) == 0);
+    float scaled = entry * by.scale;
+    const float factor = factor_of_halves(scaled, by.largest);
+    has_low_ = factor == 0;
+    scaled *= has_low_ ? 1 : factor;
+    unit_ = has_low_ ? by.unit : by.unit / factor;
+    const __half high = __float2half_rn(scaled);
     put(__half_as_ushort(high));
-    if (has_low_) put(__half_as_ushort(low), kOfLow);
+    if (has_low_) put(__half_as_ushort(__float2half_rn(scaled - __half2float(high))), kOfLow);
   }
 
   static __device__ constexpr int code(int p, int half, int e) { return 4 * p + 2 * half + e; }

@@ -33,14 +33,14 @@ cudaError_t with_x(Dtype x, bool has_norm, Use&& use) {
 }  // namespace
 
 cudaError_t launch_image(const Problem& problem, const Params& params, uint8_t* image,
-                         const Records& records, bool has_shift, bool keeps_shared,
+                         const Records& records, bool has_pairs, bool keeps_shared,
                          const Device& device, cudaStream_t stream) {
   const auto use = [&]<typename C, typename X, int kThreads>() {
     return launch<C, X, kThreads>(problem, params, image, records, keeps_shared, device, stream);
   };
   const bool has_norm = params.x.norm.data != nullptr;
-  return has_shift ? with_x<Decoder<Format::kAffine, 4>>(problem.x, has_norm, use)
-                   : with_x<Decoder<Format::kCodebook, 4>>(problem.x, has_norm, use);
+  return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, use)
+                   : with_x<OrderOf<false>>(problem.x, has_norm, use);
 }
 
 }  // namespace jaxgemv::cuda::wgmma_tma

@@ -32,10 +32,10 @@ struct Image {
   }
 };
 
-// What the image has of a decoder, the same for all of integers and for all others.
-template <typename C>
+// What the image has of a decoder, the same for all with S::kHasPairs and for all others.
+template <bool kHasPairs>
 using OrderOf =
-    std::conditional_t<C::kHasShift, Decoder<Format::kAffine, 4>, Decoder<Format::kCodebook, 4>>;
+    std::conditional_t<kHasPairs, Decoder<Format::kAffine, 4>, Decoder<Format::kCodebook, 4>>;
 
 // A warp for each quarter of an SM, with the registers that the next kernel leaves there, 32 a thread: so its CTAs
 // find room beside these. x * norm is more work, and has a thread for each octet of 4096 k instead.

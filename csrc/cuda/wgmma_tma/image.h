@@ -15,9 +15,9 @@ struct Records {
   bool runs, totals;
 };
 
-// Of codes with a shift, or without; x with a norm, or without. keeps_shared: as LaunchShape has it.
+// With a Shape's kHasPairs, or without; x with a norm, or without. keeps_shared: as LaunchShape has it.
 cudaError_t launch_image(const Problem& problem, const mma_any::Params& params, uint8_t* image,
-                         const Records& records, bool has_shift, bool keeps_shared,
+                         const Records& records, bool has_pairs, bool keeps_shared,
                          const Device& device, cudaStream_t stream);
 
 }  // namespace jaxgemv::cuda::wgmma_tma

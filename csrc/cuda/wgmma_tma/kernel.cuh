@@ -10,6 +10,7 @@
 
 #include "../mma_any/fours.cuh"
 #include "copies.cuh"
+#include "left_over.cuh"
 #include "products.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
@@ -28,8 +29,8 @@ struct Place {
 // The sums of a warp over `units` units of K. kParts: of the decoder, that are not zero.
 template <typename S, int kParts>
 __device__ __forceinline__ void multiply(const Params& params, const Share& own, int units,
-                                         const Place<S>& place, int box_rows, bool ahead,
-                                         Sums<S>& sums) {
+                                         const Place<S>& place, const Image& image, int box_rows,
+                                         bool ahead, Sums<S>& sums) {
   if (place.share >= units) return;
   constexpr bool kPerRow = S::kEnds == 0;
   constexpr int kCount = S::kColumns / 2;
@@ -37,14 +38,16 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
   constexpr int kInner = S::kPieces < 4 ? S::kPieces : 4;
   const auto& barriers = place.barriers;
   const int lane = threadIdx.x % 32;
-  std::conditional_t<kPerRow, int, Scales<S>> scales = [&] {
-    if constexpr (kPerRow)
-      return 0;
+  auto scales = [&] {
+    if constexpr (S::kScalesNumbers)
+      return OperandScales<S>(params, own, place.tile, own.first_unit + place.share);
+    else if constexpr (kPerRow)
+      return NoScales{};
     else
       return Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead,
                        place.scales);
   }();
-  if constexpr (!kPerRow) scales.step(own.first_unit + place.share, true);
+  scales.step(own.first_unit + place.share, true);
   // Bytes to a lane's second row, which is 8 further on or its partner.
   const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * S::kRowBytes;
   float dot[kOverlaps ? 2 : 1][kCount];
@@ -69,7 +72,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 #pragma unroll(kOverlaps ? S::kPieces / kInner : 1)
     for (int first = 0; first < S::kPieces; first += kInner) {
       if constexpr (!kPerRow && !kOverlaps) scales.reach(unit, first);
-#pragma unroll(kOverlaps ? kInner : 1)
+#pragma unroll(kOverlaps || S::kScalesNumbers ? kInner : 1)
       for (int p = first; p < first + kInner; ++p) {
         const int q = p / S::kQuadPieces, of_quad = p % S::kQuadPieces;
         const bool ends_quad = of_quad == S::kQuadPieces - 1, ends_box = p == S::kPieces - 1;
@@ -77,9 +80,16 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
         float (&before)[kCount] = dot[kOverlaps ? (p + 1) % 2 : 0];
         const uint32_t record = place.x + (stage + q) * S::kRecordBytes;
         if (of_quad == 0) wait(barriers.x_full(stage + q), x_parity);
+        const auto decode = [&](uint32_t low, uint32_t high, int row, int octet, int part,
+                                uint32_t (&a)[4]) {
+          if constexpr (S::kScalesNumbers)
+            S::C::decode(low, scales.of(row, q, octet), a);
+          else
+            sums.decoder.decode(low, high, part, a);
+        };
         const auto begin = [&]<bool kBefore>(bool adds) {
           sums.template begin<kBefore, kParts>(now, adds, place.words + slot * S::kBoxBytes, second,
-                                               q, of_quad, record, [&] {
+                                               q, of_quad, record, decode, [&] {
                                                  if (kOverlaps) wgmma_done(before);
                                                  if (of_quad == 0) done_with_x(last);
                                                });
@@ -111,7 +121,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     if (++slot == S::kSlots) slot = 0, parity ^= 1;
     stage += params.deep * S::kQuads;
     if (stage >= S::kXStages) stage -= S::kXStages, x_parity ^= 1;
-    if constexpr (!kPerRow) scales.step(unit + params.deep, false);
+    scales.step(unit + params.deep, false);
   }
   if constexpr (kPerRow) {
     wgmma_wait<0>();
@@ -119,23 +129,26 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 #pragma unroll
     for (int e = 0; e < kCount; ++e) sums.y[e] = dot[0][e];
   }
+  if constexpr (S::kScalesNumbers)
+    finish(params, own, image, place.tile, place.share, units, scales, sums.y);
 }
 
 #endif
 
 // box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether
 // put_fours is for this call.
-template <Format kFormat, int kBits, int kColumns, int kEnds>
-__global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThreads, 1)
+template <Format kFormat, int kBits, int kColumns, int kEnds, InOperand kIn>
+__global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
                    bool ahead, bool packs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Shape<kFormat, kBits, kColumns, kEnds>;
+  using S = Shape<kFormat, kBits, kColumns, kEnds, kIn>;
   using C = typename S::C;
   constexpr bool kPerRow = kEnds == 0;
-  using Order = OrderOf<C>;
-  static_assert(C::kWorth == Order::kWorth && C::code(1, 0) == Order::code(1, 0) &&
-                C::code(0, 1) == Order::code(0, 1) && C::code(3, 1) == Order::code(3, 1));
+  using Order = OrderOf<S::kHasPairs>;
+  static_assert((!C::kHasShift || C::kWorth == Order::kWorth) &&
+                C::code(1, 0) == Order::code(1, 0) && C::code(0, 1) == Order::code(0, 1) &&
+                C::code(3, 1) == Order::code(3, 1));
   extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float factors[kColumns];  // of the norm: sums of squares
@@ -168,12 +181,13 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
                          shared + group * S::kSlots * S::kBoxBytes +
                              (warp % 4 << params.log_rows) * S::kRowBytes + first_word<S>()};
     // Before anything else: the answer takes a microsecond.
-    if constexpr (!kPerRow)
+    if constexpr (!kPerRow && !S::kScalesNumbers)
       if (warp < S::kWarps && place.share < units)
         Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead, place.scales)
             .ask_for_first();
     if constexpr (S::kHasTable) {
-      C::make_table(params.codebook, max(own.s, 0), base + S::kTable);
+      C::make_table(params.codebook, max(own.s, 0), base + S::kTable,
+                    params.x.dtype != Dtype::kF32);
       __syncthreads();
     } else if (warp == S::kWarps) {
       arrive_threads(S::kThreads);  // the weights wait for nobody
@@ -193,9 +207,9 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds>::kThrea
     }
     setmaxnreg_inc<112>();
     if (C::kParts > 1 && sums.decoder.has_second())
-      multiply<S, C::kParts>(params, own, units, place, box_rows, ahead, sums);
+      multiply<S, C::kParts>(params, own, units, place, image_of(own, tile), box_rows, ahead, sums);
     else
-      multiply<S, 1>(params, own, units, place, box_rows, ahead, sums);
+      multiply<S, 1>(params, own, units, place, image_of(own, tile), box_rows, ahead, sums);
   }
 
   uint32_t thread, cta;  // read again: nothing of them was kept through the loop

@@ -13,12 +13,15 @@ namespace jaxgemv::cuda {
 
 template <Format kFormat, int kBits>
 class WgmmaTmaOfWidth {
+  using InOperand = wgmma_tma::InOperand;
+
  public:
   // Rows of whole 16 bytes, no group boundary inside 32 codes; a Hopper, with code for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (problem.M < mma_any::kFirstTmaRow || problem.M > mma_any::kLastTmaRow) return false;
     if (device.major != 9 || !mma_any::takes(problem, operands) ||
-        mma_any::slots_of(problem, operands) > 4)
+        (mma_any::slots_of(problem, operands) > 4 &&
+         in_operand(problem, operands) == InOperand::kNone))
       return false;
     const bool has_norm = operands.norm.data != nullptr;
     if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
@@ -46,10 +49,10 @@ class WgmmaTmaOfWidth {
  private:
   // For up to kColumns columns of x; kEnds: of groups in a quad, or 0: one scale a row, and one column. Tensor
   // cores cut what they add up to the unit of the largest, which over all of K is too much for float32.
-  template <int kColumns, int kEnds>
+  template <int kColumns, int kEnds, InOperand kIn>
   struct Variant {
-    using S = wgmma_tma::Shape<kFormat, kBits, kColumns, kEnds>;
-    static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kEnds>;
+    using S = wgmma_tma::Shape<kFormat, kBits, kColumns, kEnds, kIn>;
+    static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kEnds, kIn>;
 
     // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, with one end and
     // more, of x of a quad and column, of a CTA, of one in a cluster.
@@ -114,7 +117,7 @@ class WgmmaTmaOfWidth {
       status = wgmma_tma::launch_image(problem, p, static_cast<uint8_t*>(operands.image),
                                        {p.units * S::kQuads, kColumns, S::kRecordBytes,
                                         S::kLogLanes, S::kRuns, S::C::kHasShift && kEnds == 0},
-                                       S::C::kHasShift, keeps_shared, device, stream);
+                                       S::kHasPairs, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
       // Those of four groups follow one another, in whole pieces of what a lane copies.
       const auto has_fours = [](const ScaleSource& source) {
@@ -138,6 +141,11 @@ class WgmmaTmaOfWidth {
   static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
     const int parts = mma_any::parts_of(problem, operands);
     const Index columns = problem.M * parts;
+    if constexpr (kFormat == Format::kCodebook) {
+      const InOperand in = in_operand(problem, operands);
+      if (in == InOperand::kE4M3) return with_columns<1, InOperand::kE4M3>(columns, use);
+      if (in == InOperand::kE8M0) return with_columns<1, InOperand::kE8M0>(columns, use);
+    }
     if (mma_any::slots_of(problem, operands) > 1)
       return problem.group % 64 == 0 ? with_columns<2>(columns, use)
                                      : with_columns<4>(columns, use);
@@ -147,11 +155,25 @@ class WgmmaTmaOfWidth {
         return with_columns<0>(problem.M, use);
     return with_columns<1>(columns, use);
   }
-  template <int kEnds, typename Use>
+  template <int kEnds, InOperand kIn = InOperand::kNone, typename Use>
   static auto with_columns(Index columns, Use&& use) {
-    return columns <= 16   ? use(Variant<16, kEnds>{})
-           : columns <= 32 ? use(Variant<32, kEnds>{})
-                           : use(Variant<64, kEnds>{});
+    return columns <= 16   ? use(Variant<16, kEnds, kIn>{})
+           : columns <= 32 ? use(Variant<32, kEnds, kIn>{})
+                           : use(Variant<64, kEnds, kIn>{});
+  }
+
+  // Scales of groups that follow one another in memory.
+  static InOperand in_operand(const Problem& problem, const Operands& operands) {
+    const Param& scale = operands.scale;
+    if (kFormat != Format::kCodebook || has_one_group(problem, operands) || scale.g_stride != 1)
+      return InOperand::kNone;
+    if (scale.dtype == Dtype::kE8M0 && problem.group == 32) return InOperand::kE8M0;
+    // Two at a time.
+    const bool is_aligned_to_pairs =
+        is_aligned(scale.data, 2) && scale.n_stride % 2 == 0 && scale.stack_stride % 2 == 0;
+    return scale.dtype == Dtype::kE4M3 && problem.group == 16 && is_aligned_to_pairs
+               ? InOperand::kE4M3
+               : InOperand::kNone;
   }
 };
 

@@ -23,13 +23,15 @@ struct LaneWords {
   static constexpr int kBits = S::kBits;
   // Of an octet; of a run all four together are whole words, and else some may begin in the middle of one.
   static constexpr int kEach = S::kSwizzles ? kBits / 4 : 2;
-  uint32_t words[S::kRuns ? kBits : kOctets * kEach];
+  uint32_t words[S::kRuns && kOctets == 4 ? kBits : kOctets * kEach];
 
   __device__ __forceinline__ void load(uint32_t from, int q, int first) {
     if constexpr (S::kSwizzles) {
       const uint32_t quad = from ^ static_cast<uint32_t>(q * 64);
-      if constexpr (S::kRuns)
+      if constexpr (S::kRuns && kOctets == 4)
         load_shared(quad, words);
+      else if constexpr (S::kRuns)
+        load_at<kOctets * kEach>(quad + first * kBits, 0);
       else
 #pragma unroll
         for (int i = 0; i < kOctets; ++i)
@@ -87,16 +89,17 @@ class Sums {
 
   // Begins the products of piece `piece` of quad q of a box with a record of x; `adds`: to what there is. from:
   // this lane's first words; second: bytes to those of its second row. kParts: of the decoder. The products of a
-  // piece before may go on; when_done() is called when they have ended.
-  template <bool kBefore, int kParts, typename WhenDone>
+  // piece before may go on; when_done() is called when they have ended. decode(low, high, row, octet of the piece,
+  // part, to): as the decoder does.
+  template <bool kBefore, int kParts, typename Decode, typename WhenDone>
   __device__ __forceinline__ void begin(float (&dot)[kCount], bool adds, uint32_t from, int second,
-                                        int q, int piece, uint32_t record,
+                                        int q, int piece, uint32_t record, Decode&& decode,
                                         WhenDone&& when_done) const {
     constexpr int kBlocks = 4 / S::kQuadPieces, kAll = kBlocks * kParts;
     constexpr int kOperands =
         kCount > 16 && (kParts > 1 || (kBits == 8 && S::kEnds == 2)) ? 1 : 2;  // as registers allow
     // At a time as many as registers allow.
-    constexpr int kLoaded = kCount > 16 && S::kHasTable ? 1 : kBlocks;
+    constexpr int kLoaded = kCount > 16 && (S::kHasTable || S::kScalesNumbers) ? 1 : kBlocks;
     LaneWords<S, kLoaded> words[2];
     const auto load = [&](int block) {
 #pragma unroll
@@ -116,7 +119,7 @@ class Sums {
       for (int h = 0; h < 2; ++h) {
         uint32_t low, high;
         words[h].octet(j % kLoaded, low, high);
-        decoder.decode(low, high, i % kParts, a[h]);
+        decode(low, high, h, j, i % kParts, a[h]);
       }
       if (kBefore || i >= kOperands) wgmma_wait<kOperands - 1>();
       if (kBefore && i == 1) when_done();

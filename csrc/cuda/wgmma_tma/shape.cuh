@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../common/hopper.cuh"
+#include "../common/scaled.cuh"
 #include "../mma_any/results.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
@@ -21,14 +22,22 @@ JAXGEMV_HD constexpr int record_bytes(int columns, int groups) {
   return (sums_at(columns, groups) + 127) & ~127;
 }
 
+// Scales that are part of what is multiplied, so that no group has an end: of one byte, beside E2M1 (scaled.cuh).
+// e4m3 is for groups of 16, e8m0 for groups of 32; any other scale is met at the end of its group.
+enum class InOperand { kNone, kE4M3, kE8M0 };
+
 // For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights;
 // what these are to find in shared memory two more threads ask for. Weights come as boxes: 128 bytes of 64
 // rows, swizzled, or of widths that do not divide a byte a quad of each, as it is. kEndCount: ends of groups of
 // codes in a quad, or 0: one scale a row, so all products add up.
-template <Format kFormat, int kWidth, int kMostColumns, int kEndCount>
+template <Format kFormat, int kWidth, int kMostColumns, int kEndCount, InOperand kScalesIn>
 struct Shape {
   static constexpr int kBits = kWidth, kEnds = kEndCount;
-  using C = Decoder<kFormat, kBits>;
+  static constexpr InOperand kInOperand = kScalesIn;
+  static constexpr bool kScalesNumbers = kInOperand != InOperand::kNone;
+  using C = std::conditional_t<kScalesNumbers, ScaledOctet, Decoder<kFormat, kBits>>;
+  // What the image has of a decoder, the same for all whose codes lie alike in a register.
+  static constexpr bool kHasPairs = C::kHasShift || kScalesNumbers;
   static constexpr float kWorth = C::kWorth;  // of a sum
   static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr int kColumns = kMostColumns;
@@ -50,8 +59,8 @@ struct Shape {
   static constexpr int kXStages = kHasTable && kColumns > 16 ? 4 : kColumns > 32 ? 6 : 8;
   // Groups that share K: each meets stages of x of its own.
   static constexpr int kMostDeep = kXStages / kQuads >= kGroups ? kGroups : 2;
-  static constexpr int kX = kGroups * kSlots * kBoxBytes;       // where these begin
-  static constexpr int kSums = C::kHasShift ? kQuadPieces : 0;  // of a record
+  static constexpr int kX = kGroups * kSlots * kBoxBytes;    // where these begin
+  static constexpr int kSums = kHasPairs ? kQuadPieces : 0;  // of a record
   static constexpr int kRecordBytes = record_bytes(kColumns, kSums),
                        kScales = kX + kXStages * kRecordBytes;
   // Of four scales, or shifts, those that a lane brings.
