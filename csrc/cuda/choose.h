@@ -134,7 +134,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
     {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kEpilogue},
     // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
-    // "Boxes of weights".
+    // "Boxes of weights"; of tables "One fp16 for an entry".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
     {"wgmma_tma", 4, 9, 16, kAnyRows,
      all<has_table, any<has_codes<100>, all<has_codes<20>, has_columns<8192>>>>, kOneByteScale},

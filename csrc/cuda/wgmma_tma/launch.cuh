@@ -167,13 +167,10 @@ class WgmmaTmaOfWidth {
     const Param& scale = operands.scale;
     if (kFormat != Format::kCodebook || has_one_group(problem, operands) || scale.g_stride != 1)
       return InOperand::kNone;
+    // Some are loaded four at a time, or two; rows are whole ones.
+    if (!is_aligned(scale.data, 4)) return InOperand::kNone;
     if (scale.dtype == Dtype::kE8M0 && problem.group == 32) return InOperand::kE8M0;
-    // Two at a time.
-    const bool is_aligned_to_pairs =
-        is_aligned(scale.data, 2) && scale.n_stride % 2 == 0 && scale.stack_stride % 2 == 0;
-    return scale.dtype == Dtype::kE4M3 && problem.group == 16 && is_aligned_to_pairs
-               ? InOperand::kE4M3
-               : InOperand::kNone;
+    return scale.dtype == Dtype::kE4M3 && problem.group == 16 ? InOperand::kE4M3 : InOperand::kNone;
   }
 };
 

@@ -1,5 +1,5 @@
 // Scales of one byte that are part of operand A of the wgmma_tma kernel: an entry of E2M1 times a scale is exact as
-// fp16, so that all products of a row add up. What is not, each warp adds alone: left_over.cuh.
+// fp16, so that all products of a quad add up. What is not, each warp adds alone: left_over.cuh.
 #pragma once
 
 #include "image.cuh"
