@@ -33,6 +33,9 @@ struct XSource {
   int K;
   bool aligned;  // every row, to 16 bytes
   Param norm;
+
+  // Whether a table's entries may be off by 2^-14 of the largest.
+  __device__ __forceinline__ bool lets_round() const { return dtype != Dtype::kF32; }
 };
 
 // Eight elements of a row from k on; zeros past the end.

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
       init_barrier(full + 8 * i, 1), init_barrier(empty + 8 * i, params.across);
     fence_barrier_init();
   }
-  if (own.s >= 0) C::make_table(params.codebook, own.s, table, params.x.dtype != Dtype::kF32);
+  if (own.s >= 0) C::make_table(params.codebook, own.s, table, params.x.lets_round());
   __syncthreads();
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();

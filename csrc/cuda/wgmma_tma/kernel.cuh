@@ -186,8 +186,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
         Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead, place.scales)
             .ask_for_first();
     if constexpr (S::kHasTable) {
-      C::make_table(params.codebook, max(own.s, 0), base + S::kTable,
-                    params.x.dtype != Dtype::kF32);
+      C::make_table(params.codebook, max(own.s, 0), base + S::kTable, params.x.lets_round());
       __syncthreads();
     } else if (warp == S::kWarps) {
       arrive_threads(S::kThreads);  // the weights wait for nobody

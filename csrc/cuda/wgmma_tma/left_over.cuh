@@ -70,7 +70,7 @@ __device__ __forceinline__ void finish(const Params& params, const Share& own, c
   for (int e = 0; e < kCount; ++e) y[e] = factor != 0 ? y[e] * worth[e / 2 % 2] : 0;
   if (factor == 0 || scales.has_left())
     add_left_over(params, own, image, tile, share, units, scales, factor != 0,
-                  HalvesOfEntry(mine, params.x.dtype != Dtype::kF32), y);
+                  HalvesOfEntry(mine, params.x.lets_round()), y);
 }
 
 #endif
