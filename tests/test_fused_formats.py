@@ -93,7 +93,7 @@ def test_parts(kernel):
     """In float32, and rounded once at the end."""
     formats = [format for format in FORMATS if takes(kernel, format)]
     asked = [(f, v) for f in formats for v in variants_of(kernel) if has_parts(kernel, f, v)]
-    # Which a gated activation would multiply.
+    # Entries held to 2^-14, which a gated activation would multiply.
     loose = {format for format in formats if holds_entries(kernel) and FORMATS[format][0] is NF4}
     asked = [(f, v) for f, v in asked if f not in loose or v[2] not in ("swiglu", "geglu")]
     problems = [problem(format, kernel.format, kernel.x, *variant) for format, variant in asked]
