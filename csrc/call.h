@@ -61,7 +61,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   const auto arrays = detail::to_arrays(args, attrs->operands);
   if (arrays.has_error()) return ffi::Unexpected(arrays.error());
   const auto array = [&](Operand operand) { return (*arrays)[static_cast<int>(operand)]; };
-  const bool has_x = array(Operand::kX).has_value() || !attrs->transposed || !taken.identity;
+  const bool has_x = array(Operand::kX).has_value() || !attrs->transposed || !taken.without_x;
   const bool is_exact = y.element_type() == ffi::DataType::S32;
   for (const Operand each : {Operand::kX, Operand::kPacked, Operand::kScale})
     if (!array(each) && (each != Operand::kX || has_x) && (each != Operand::kScale || !is_exact))
@@ -78,7 +78,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   const ffi::AnyBuffer packed = *array(Operand::kPacked);
   const auto scale = array(Operand::kScale), x_scale = array(Operand::kXScale);
   if (scale && ffi::ByteWidth(scale->element_type()) == 1) given.add(Operand::kOneByteScale);
-  const OperandSet missing = given.without(taken.by[attrs->transposed]);
+  const OperandSet missing = given.without(has_x ? taken.by[attrs->transposed] : *taken.without_x);
   if (!missing.empty())
     return ffi::Unexpected(invalid(std::string("no ") + backend + " kernel " +
                                    (attrs->transposed ? "for gradients " : "") + "takes " +

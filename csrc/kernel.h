@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -68,23 +69,24 @@ struct Crossover {
 //   most_rows   where they are at least as fast as to dequantise and let XLA multiply
 //   fused_rows  with a norm, where all parts of a call inside a kernel are faster than XLA's around another one
 //   epilogue_rows  the same without a norm: activation and residual
-//   global_scale_rows  the same with a global scale
+//   global_scale_rows  the same of these beside a global scale, which alone is always inside
 //   gradient_rows  most_rows of the transposed product
 struct Crossovers {
   Index most_rows, fused_rows, epilogue_rows, global_scale_rows, gradient_rows;
 };
 
-// What the kernels of a table take between them, for the product and for the transposed one.
-// `identity`: whether the transposed one may leave x out.
+// What the kernels of a table take between them, for the product and for the transposed one; and `without_x` for that
+// of the identity, if it may be left out.
 struct Taken {
   template <typename Table>
-  explicit Taken(const Table& table, bool identity = false) : identity(identity) {
+  explicit Taken(const Table& table, std::optional<OperandSet> without_x = {})
+      : without_x(without_x) {
     for (const auto& row : table)
       by[row.info.transposed] = by[row.info.transposed] | row.info.operands;
   }
 
   OperandSet by[2];
-  bool identity;
+  std::optional<OperandSet> without_x;
 };
 
 // For tests: which kernel ran last, and the only one that may run, or null.

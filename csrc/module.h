@@ -67,7 +67,7 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
       },
       "Rows of x: most_rows and gradient_rows, above which XLA is faster; fused_rows, "
       "epilogue_rows and global_scale_rows, above which the parts around a product, with a norm, "
-      "without, and with a global scale, are faster outside of it.");
+      "without, and beside a global scale, are faster outside of it.");
   m.def(
       "operands",
       [] {

@@ -35,6 +35,11 @@ def has_parts(o: Operands, s: Static) -> bool:
     )
 
 
+def only_scales(o: Operands, s: Static) -> bool:
+    """Whether a global scale is the only part."""
+    return o.global_scale is not None and not has_parts(o._replace(global_scale=None), s)
+
+
 def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static) -> Array:
     """The whole, by a `product` that knows none of the parts."""
     if not has_parts(o, s):

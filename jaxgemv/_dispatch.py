@@ -46,8 +46,12 @@ def fuses(platform: str, o: Operands, s: Static) -> bool:
     """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
     # Under jax.export rows may be symbolic, and then may be few.
     backend = backends[platform]
-    most = backend.epilogue_rows if o.global_scale is None else backend.global_scale_rows
-    most = most if o.norm is None else backend.fused_rows
+    if o.norm is not None:
+        most = backend.fused_rows
+    elif o.global_scale is None:
+        most = backend.epilogue_rows
+    else:
+        most = _most_rows(platform, o, s) if _around.only_scales(o, s) else backend.global_scale_rows
     few = not isinstance(o.rows, int) or o.rows <= most
     return few and bool(kernels_for(platform, o, s))
 
@@ -119,7 +123,8 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
         return backend.gradient_rows
     if not rounds(platform, o, s):
         return backend.most_rows
-    return max(backend.most_rows, backend.rounded_rows(_capability(), *_weight(o, s)))
+    one_byte = o.scale is not None and o.scale.dtype in ONE_BYTE
+    return max(backend.most_rows, backend.rounded_rows(_capability(), one_byte, *_weight(o, s)))
 
 
 def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:

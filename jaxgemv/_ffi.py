@@ -49,15 +49,16 @@ class Backend(NamedTuple):
     missing: str | None = None
     most_rows: int = 0  # of x, above which XLA is faster
     gradient_rows: int = 0  # the same of x @ w
-    # Above which the parts around a product are faster outside of the kernel: with a norm, without, and with a global
-    # scale.
+    # Above which the parts around a product are faster outside of the kernel: with a norm, without, and beside a
+    # global scale, which alone is always inside.
     fused_rows: int = 0
     epilogue_rows: int = 0
     global_scale_rows: int = 0
     # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0
-    # (compute capability, N, K, group, format, bits, dtype of x) -> most_rows where weights may be rounded to it.
-    rounded_rows: Callable[[int, int, int, int, str, int, str], int] = lambda *_: 0
+    # (compute capability, whether scales are of one byte, N, K, group, format, bits, dtype of x) -> most_rows where
+    # weights may be rounded to it.
+    rounded_rows: Callable[[int, bool, int, int, int, str, int, str], int] = lambda *_: 0
     # (N, K, group, format, bits, dtype of x) -> rows of x up to which XLA's own loop is faster.
     loop_rows: Callable[[int, int, int, str, int, str], int] = lambda *_: 0
     # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.

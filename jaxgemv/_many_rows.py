@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxgemv import _dispatch, _reference
+from jaxgemv import _around, _dispatch, _reference
 from jaxgemv._check import FLOATS
 from jaxgemv._ffi import TARGET
 from jaxgemv._format import pad_last, spread, unpack, weights, whole_words
@@ -30,12 +30,15 @@ _INTEGER_K = 1 << 16
 
 def takes(o: Operands, s: Static) -> bool:
     """Whether this is for it, and not for the reference, where there is no kernel."""
+    if _around.has_parts(o, s) and not (o.x.dtype in FLOATS and _around.only_scales(o, s)):
+        return False
     scaled = o.x.dtype in FLOATS or o.scale is not None
     return o.many and scaled and s.implementation != "reference"
 
 
 def product(o: Operands, s: Static, *, platform: str | None) -> Array:
-    """x (*P, *L, K) times the weight's rows, (*P, *L, N); see Operands and Static. Without the parts around it."""
+    """x (*P, *L, K) times the weight's rows, (*P, *L, N); see Operands and Static. Without the parts around it, but for
+    a global scale: that is part of the weight, since behind the product it would be a pass over more numbers."""
     if o.x.dtype not in FLOATS:
         if _has_row_scales(o) and o.x.shape[-1] <= _INTEGER_K:
             n = o.packed.shape[-2]
@@ -97,7 +100,10 @@ def _one(x: Array, w: Mapping[str, Array], *, s: Static) -> Array:
 
 
 def _by_xla(w: Mapping[str, Array], entry: Array | None, *, dtype: np.dtype, **form) -> Array:
-    return weights(**_reference.pick(w, entry), **form).astype(dtype)
+    picked = _reference.pick(w, entry)
+    scale = picked.pop("global_scale", None)
+    weight = weights(**picked, **form)
+    return (weight if scale is None else weight * spread(scale, ndim=2, group=None, k=1)).astype(dtype)
 
 
 def _by_kernel(

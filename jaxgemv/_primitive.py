@@ -198,7 +198,8 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
 
     reason = _dispatch.why_reference(platform, obstacle, o, s)
     fused = platform and not reason and own is None and _dispatch.fuses(platform, o, s)
-    if _around.has_parts(o, s) and not fused:
+    written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
+    if _around.has_parts(o, s) and not (fused or written):
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
     if platform and not reason and not _dispatch.kernels_for(platform, o, s):
         return lowered(lambda *args: _in_floats(tree.unflatten(args), s))

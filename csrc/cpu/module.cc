@@ -49,11 +49,11 @@ NB_MODULE(_cpu, m) {
       nb::arg("name"), "Use another instruction set than the best: for tests.");
   m.def(
       "rounded_rows",
-      [](int, int64_t, int64_t, int64_t, std::string_view, int, std::string_view x) {
+      [](int, bool, int64_t, int64_t, int64_t, std::string_view, int, std::string_view x) {
         return most_rounded_rows(current_table().isa->name, x == name_of(Dtype::kBF16));
       },
-      nb::arg("major"), nb::arg("n"), nb::arg("k"), nb::arg("group"), nb::arg("format"),
-      nb::arg("bits"), nb::arg("x"),
+      nb::arg("major"), nb::arg("one_byte_scale"), nb::arg("n"), nb::arg("k"), nb::arg("group"),
+      nb::arg("format"), nb::arg("bits"), nb::arg("x"),
       "most_rows of crossovers() where weights may be rounded to x's dtype; all but x are for "
       "other "
       "backends.");

@@ -103,6 +103,34 @@ constexpr Index gemm_rows(const Problem& problem) {
 }
 constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_rows(problem); }
 
+// The same for tables of 16 with scales of one byte, which gemm_tma decodes in pairs if they are E2M1, mxfp4 and nvfp4.
+constexpr Index pairs_rows(const Problem& problem) {
+  const Index codes = problem.N * problem.K;
+  const bool fits = all<has_table, has_16_bit_x>(problem) && problem.bits == 4 &&
+                    (problem.group == 16 || problem.group == 32) && problem.K % 64 == 0;
+  if (!fits || codes < Index{3} << 20 || problem.N < 1024) return 0;
+  if (codes >= Index{1} << 24 && problem.K >= 512) return problem.N < 16384 ? 2048 : 1024;
+  if (problem.K < 512 || problem.N < 2048 || problem.N > 8192) return 256;
+  return problem.K < 2048 ? 384 : 512;
+}
+constexpr bool is_for_pairs(const Problem& problem) { return problem.M <= pairs_rows(problem); }
+
+// The most rows of x for which direct is faster than XLA's product with the weights, of small matrices: as many as
+// so many products in all. "More than 64 rows" in "Small matrices".
+constexpr Index direct_rows(const Problem& problem) {
+  const Index codes = problem.N * problem.K;
+  const bool has_halves = has_table(problem) && problem.group == 16;
+  if (has_odd_rows(problem) || (has_groups_of_16(problem) && !has_halves) ||
+      (has_table(problem) && problem.bits != 4) || codes > Index{5} << 19)
+    return 0;
+  const Index products = problem.x == Dtype::kF32     ? 20
+                         : is_fast_in_direct(problem) ? 144
+                         : has_float8(problem)        ? 64
+                                                      : 48;
+  return std::min<Index>((products << 20) / codes, 256);
+}
+constexpr bool is_for_direct(const Problem& problem) { return problem.M <= direct_rows(problem); }
+
 // Whether `dequantize` is faster than XLA's loop, which takes as long to write float32, and is part of
 // the product for small matrices. "More rows than kernels take".
 constexpr bool is_for_dequantize(Index codes, Dtype x) {
@@ -225,7 +253,9 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 2, 25, 64, kAnyRows, has_many_tiles},
     {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
-    {"gemm", 0, 65, 128, kAnyRows, all<is_for_gemm, has_codes<96>>},
+    {"direct", 0, 65, kAnyRows, kAnyRows, is_for_direct},
+    {"gemm_tma", 4, 65, kAnyRows, kAnyRows, is_for_pairs, kOneByteScale},
+    {"gemm", 0, 65, 128, kAnyRows, all<is_for_gemm, has_codes<96>, is_slow_to_decode>},
     {"gemm", 0, 65, 128, kAnyRows,
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},
@@ -240,12 +270,15 @@ inline constexpr Crossover kCrossovers[] = {
 // kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
 // of it, which is slower than 16 bits; an activation or a residual alone only for one and two rows,
 // since the plain kernels for more have more warps.
-// A global scale alone is inside for as many rows as stream has an epilogue for: outside it is a kernel of XLA's.
+// A global scale alone is always inside, since outside it is a kernel of XLA's, and beside an activation or a residual for
+// as many rows as stream has an epilogue for.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
 
 // The same where weights may be rounded, on GPUs of compute capability `major`; whatever M is.
-constexpr Index most_rounded_rows(int major, const Problem& problem) {
-  return std::max(kMostRows, major == 9 ? gemm_rows(problem) : 0);
+constexpr Index most_rounded_rows(int major, const Problem& problem, bool has_one_byte_scale) {
+  if (major != 9) return kMostRows;
+  return std::max({kMostRows, direct_rows(problem), gemm_rows(problem),
+                   has_one_byte_scale ? pairs_rows(problem) : 0});
 }
 
 // The most rows of x for which XLA's own loop, one small kernel that decodes, multiplies and sums, is faster than any

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../call.h"
+#include "dequantize/launch.h"
 #include "launch.h"
 #include "mma_any/image.h"
 #include "table.h"
@@ -34,7 +35,7 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
 
 ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::RemainingRets scratch,
                 ffi::Dictionary attributes, cudaStream_t stream) {
-  static const Taken taken(table(), /*identity=*/true);
+  static const Taken taken(table(), dequantize::kOperands);
   auto call = Call::from(args, *y, attributes, "cuda", taken);
   if (call.has_error()) return call.error();
   const Problem& problem = call->problem;

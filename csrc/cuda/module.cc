@@ -47,12 +47,14 @@ NB_MODULE(_cuda, m) {
       "Rows of x up to which XLA's own loop over weights (n, k) is faster than any kernel.");
   m.def(
       "rounded_rows",
-      [=](int major, int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
-          std::string_view x) {
-        return cuda::most_rounded_rows(major, problem_of(n, k, group, format, bits, x));
+      [=](int major, bool one_byte_scale, int64_t n, int64_t k, int64_t group,
+          std::string_view format, int bits, std::string_view x) {
+        return cuda::most_rounded_rows(major, problem_of(n, k, group, format, bits, x),
+                                       one_byte_scale);
       },
-      nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("group"),
-      nanobind::arg("format"), nanobind::arg("bits"), nanobind::arg("x"),
+      nanobind::arg("major"), nanobind::arg("one_byte_scale"), nanobind::arg("n"),
+      nanobind::arg("k"), nanobind::arg("group"), nanobind::arg("format"), nanobind::arg("bits"),
+      nanobind::arg("x"),
       "most_rows of crossovers() where weights (n, k) may be rounded to x's dtype, on GPUs of "
       "compute capability `major`.x.");
   m.def(

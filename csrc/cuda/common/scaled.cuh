@@ -91,11 +91,19 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
   static constexpr float kWorth = 1, kOfSecond = 1;
 
   ScaledCodes() = default;
-  // Asks for the table of a stack's matrix s. By a whole warp, as is the next, which waits for it.
-  __device__ __forceinline__ ScaledCodes(const Param& table, Index s)
-      : bits_(entry_bits(table, s)) {}
+  // Asks for the table of a stack's matrix s, and a global scale that is one number, of which the table's unit is a
+  // multiple. By a whole warp, as is the next, which waits for it.
+  __device__ __forceinline__ ScaledCodes(const Param& table, const Param& global, Index s)
+      : bits_(entry_bits(table, s)),
+        global_bits_(is_factor(global)
+                         ? load_bits(global.data, global.dtype, offset_of(global, s, 0, 0))
+                         : 0) {}
 
-  __device__ __forceinline__ void settle(Dtype dtype) {
+  static JAXGEMV_HD bool is_factor(const Param& global) {
+    return global.data != nullptr && global.n_stride == 0;
+  }
+
+  __device__ __forceinline__ void settle(Dtype dtype, const Param& global) {
     const float entry = float_of_bits(bits_, dtype);
     float unit = factor_of_e2m1(entry);
     is_e2m1_ = unit != 0;
@@ -112,7 +120,7 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
       // Not of one entry alone: codes are not looked at again.
       if (!__all_sync(~0u, fabsf(entry) < INFINITY)) unit = NAN;
     }
-    facts().unit = unit;
+    facts().unit = is_factor(global) ? unit * float_of_bits(global_bits_, global.dtype) : unit;
     __syncwarp();
   }
 
@@ -122,7 +130,7 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
   static __device__ __forceinline__ float unit() { return facts().unit; }
 
  private:
-  uint32_t bits_;
+  uint32_t bits_, global_bits_;
   bool is_e2m1_;
 
   // Rarely used, and registers are few. All warps write the same.

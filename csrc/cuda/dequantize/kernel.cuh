@@ -51,7 +51,7 @@ struct Window {
 struct Params {
   WeightSource weights;
   Param scale, shift;  // of any dtype, in any groups
-  Param codebook;
+  Param codebook, global_scale;
   const int32_t* index;
   uint16_t* y;
   Dtype dtype;  // of y: float16 or bfloat16
@@ -104,10 +104,13 @@ __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 
   for (int i = 0; i < kRows; ++i) {
     if (n + i * kWarps >= p.N) break;
     windows[i].align(shift_in_word);
+    const float global =
+        p.global_scale.data == nullptr ? 1 : load(p.global_scale, s, n + i * kWarps, 0);
     float scale, shift;
     if (kPlain) {
       scale =
-          w.scale.any_value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group);
+          w.scale.any_value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group) *
+          global;
       shift = w.shift.value(shift_words[i], shifts + Index{i * kWarps} * w.shift.n_bytes, group);
     }
     if (entry < 0) scale = __int_as_float(0x7fc00000);  // NaN
@@ -117,7 +120,8 @@ __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 
 #pragma unroll
       for (int e = 0; e < kCodes; ++e) {
         if (!kPlain && k + e < p.K && (e == 0 || (k + e) % p.group == 0)) {
-          scale = entry < 0 ? scale : load_scale(p.scale, s, n + i * kWarps, (k + e) / p.group);
+          scale = entry < 0 ? scale
+                            : load_scale(p.scale, s, n + i * kWarps, (k + e) / p.group) * global;
           if (w.affine != Affine::kSymmetric)
             shift = load(p.shift, s, n + i * kWarps, (k + e) / p.group);
         }

@@ -23,6 +23,7 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   Params p{};
   p.weights = weight_source_of(problem, operands), p.scale = operands.scale;
   p.shift = operands.shift, p.codebook = operands.codebook;
+  p.global_scale = operands.global_scale;
   p.index = operands.index, p.y = static_cast<uint16_t*>(operands.y), p.dtype = problem.y;
   p.stack = static_cast<int>(problem.stack), p.N = static_cast<int>(problem.N);
   p.K = static_cast<int>(problem.K), p.width = static_cast<int>(width);

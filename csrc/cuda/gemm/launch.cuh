@@ -16,10 +16,8 @@ class Gemm {
   static constexpr auto kKernel = gemm::gemv_gemm<kFormat, kBits, X>;
 
  public:
-  static constexpr KernelInfo kInfo{
-      "gemm",      kFormat,
-      kBits,       kDtypeOf<X>,
-      S::kColumns, with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
+  static constexpr KernelInfo kInfo{"gemm",      kFormat,     kBits,
+                                    kDtypeOf<X>, S::kColumns, mma_any::rounded_operands(kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&

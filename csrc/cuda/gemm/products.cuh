@@ -21,7 +21,7 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
   static constexpr int kColumns = 128;   // rows of x
   static constexpr int kMostGroups = 4;  // of four warps, 64 rows of the weights each
   static constexpr float kWorth = 1;     // of a sum
-  static constexpr bool kHasGlobalScale = false;
+  static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr bool kKeepsPlace = false;
   // Of the 64 K of all, which threads have evenly at first.
   static constexpr int kRegisters = 112, kRegistersOfCopies = 24;

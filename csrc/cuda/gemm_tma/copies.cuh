@@ -23,7 +23,7 @@ class Bringer {
         boxes_((stages + kBoxStages - 1) / kBoxStages),
         slots_(own.slots()),
         box_bytes_(own.box_bytes()),
-        stage_bytes_(S::kColumns * 128 + (own.ctas > 1 ? own.rows() * 128 : 0)),
+        stage_bytes_(128 * (rows_of_x(params.rows_m, own.ctas) + (own.ctas > 1 ? own.rows() : 0))),
         byte_(own.first_unit * S::kRowBytes),
         row_(tile * kTileRows + own.first()),
         entry_(params.packed_stack_stride == 0 ? 0 : own.s),  // one matrix may serve all

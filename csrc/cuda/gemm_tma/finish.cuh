@@ -18,12 +18,15 @@ __device__ __forceinline__ void put_octets(const Params& params, const Work<S>& 
   constexpr int kPitch = kTileRows * sizeof(X) + 16;  // of a row of y: 8 are in different banks
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int n0 = tile * kTileRows, octets = (own.M + 7) / 8;
-  float bias[2];
+  float bias[2], worth[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int n = n0 + warp * kTileN + lane / 4 + 8 * r;
-    bias[r] = n < params.width ? bias_of(params.output, own.s >= 0, own.s, n) : 0.f;
+    const bool inside = n < params.width;
+    bias[r] = inside ? bias_of(params.output, own.s >= 0, own.s, n) : 0.f;
+    worth[r] = S::C::kHasShift ? 1 : global_scale_of(params.output, inside && own.s >= 0, own.s, n);
   }
+  const auto result = [&](float sum, int r) { return fmaf(sum, worth[r], bias[r]); };
   int first = 0, last = octets;  // of this CTA
   const bool complete = packs && params.ranks == 1;
   const uint32_t out = shared_address(base) + (complete ? 0 : kOctets * kThreads * 16);
@@ -33,11 +36,11 @@ __device__ __forceinline__ void put_octets(const Params& params, const Work<S>& 
   const auto put = [&](int p, const float4& v) {
     const uint32_t at = to + (p - first) * (8 * kPitch);
     if constexpr (sizeof(X) == 2) {
-      store_transposed(at, rounded_pair<X>(v.x + bias[0], v.y + bias[0]),
-                       rounded_pair<X>(v.z + bias[1], v.w + bias[1]));
+      store_transposed(at, rounded_pair<X>(result(v.x, 0), result(v.y, 0)),
+                       rounded_pair<X>(result(v.z, 1), result(v.w, 1)));
     } else {
-      store_shared(at, v.x + bias[0]), store_shared(at + kPitch, v.y + bias[0]);
-      store_shared(at + 32, v.z + bias[1]), store_shared(at + kPitch + 32, v.w + bias[1]);
+      store_shared(at, result(v.x, 0)), store_shared(at + kPitch, result(v.y, 0));
+      store_shared(at + 32, result(v.z, 1)), store_shared(at + kPitch + 32, result(v.w, 1));
     }
   };
   const auto put_singly = [&](int p, const float4& v) {
@@ -47,7 +50,7 @@ __device__ __forceinline__ void put_octets(const Params& params, const Work<S>& 
       const int n = n0 + warp * kTileN + lane / 4 + i / 2 * 8, m = 8 * p + lane % 4 * 2 + i % 2;
       if (m < own.M && n < params.width)
         store(params.output.y, params.output.dtype, (own.first_row + m) * params.width + n,
-              sums[i] + bias[i / 2]);
+              result(sums[i], i / 2));
     }
   };
   // All have read what the sums now take the place of.

@@ -77,7 +77,7 @@ template <Format kFormat, int kBits, typename X, int kColumns,
           typename S = Shape<kFormat, kBits, X, kColumns>>
 __global__ void __launch_bounds__(S::kThreads, 1)
     gemv_gemm_tma(const Params params, const __grid_constant__ CUtensorMap weights,
-                  const __grid_constant__ CUtensorMap x, int pair, bool packs) {
+                  const __grid_constant__ CUtensorMap x, int pair, QuadScales scales, bool packs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using C = typename S::C;
   extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
@@ -107,7 +107,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     return;
   }
   if (warp >= S::kConsumers) {
-    decode<S, X>(params, own, tile, first_stage, stages, shared, table, barriers);
+    const int s = max(own.s, 0), n = min(tile * kTileRows + row_to_decode(own), params.width - 1);
+    const auto decode_as = [&](auto&& row) {
+      decode(own, row, first_stage, stages, shared, barriers);
+    };
+    if constexpr (C::kEntries > 0 && sizeof(X) == 2)
+      if (scales.bytes > 0 && is_e2m1(table)) return decode_as(E2M1Row<X>(params, s, n, scales));
+    decode_as(RoundedRow<S, X>(params, s, n, table));
     return;
   }
   float y[kColumns / 2] = {};

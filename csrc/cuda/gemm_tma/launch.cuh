@@ -14,14 +14,13 @@ namespace jaxgemv::cuda {
 template <Format kFormat, int kBits, typename X>
 class GemmTma {
  public:
-  static constexpr KernelInfo kInfo{
-      "gemm_tma", kFormat,
-      kBits,      kDtypeOf<X>,
-      256,        with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), kFormat)};
+  static constexpr KernelInfo kInfo{"gemm_tma",  kFormat, kBits,
+                                    kDtypeOf<X>, 256,     mma_any::rounded_operands(kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
-           mma_any::slots_of(problem, operands) <= gemm_tma::kMostSlots &&
+           mma_any::slots_of(problem, operands) <=
+               gemm_tma::Shape<kFormat, kBits, X, 128>::kMostSlots &&
            has_map_of_bytes(problem, operands) && problem.K % kChunk == 0 &&
            is_aligned(operands.x, 16) && plan(problem, device).ranks > 0;
   }
@@ -78,6 +77,19 @@ class GemmTma {
     return best;
   }
 
+  // For tables of 16, E2M1 or not, with scales that E2M1Row could load.
+  static gemm_tma::QuadScales quad_scales(const Problem& problem, const Operands& operands) {
+    constexpr bool kMayBeE2M1 = kFormat == Format::kCodebook && kBits == 4 && sizeof(X) == 2;
+    const Param& scale = operands.scale;
+    const bool fits = kMayBeE2M1 && !is_wide(scale.dtype) && scale.g_stride == 1 &&
+                      (problem.group == 16 || problem.group == 32);
+    for (const int piece : {4, 2})
+      if (fits && is_aligned(scale.data, piece) && scale.n_stride % piece == 0 &&
+          scale.stack_stride % piece == 0 && ceil_div(problem.K, problem.group) % piece == 0)
+        return {static_cast<int>(mma_any::kQuadK / problem.group), piece};
+    return {};
+  }
+
   template <int kColumns>
   static cudaError_t launch(const Problem& problem, const Operands& operands, const Plan& plan,
                             const Device& device, cudaStream_t stream) {
@@ -91,7 +103,8 @@ class GemmTma {
     CUtensorMap weights, x;
     cudaError_t status = map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes,
                                       gemm_tma::kTileRows / plan.pair, &weights);
-    if (status == cudaSuccess) status = map_of_x(problem, operands, kColumns, &x);
+    if (status == cudaSuccess)
+      status = map_of_x(problem, operands, gemm_tma::rows_of_x(p.rows_m, plan.pair), &x);
     if (status != cudaSuccess) return status;
     const LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks * plan.pair),
                              static_cast<unsigned>(problem.batch)},
@@ -101,7 +114,7 @@ class GemmTma {
     const bool packs =
         p.output.dtype == kDtypeOf<X> && p.width % kChunk == 0 && is_aligned(p.output.y, 16);
     return launch_kernel(gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>, shape, device,
-                         stream, p, weights, x, plan.pair, packs);
+                         stream, p, weights, x, plan.pair, quad_scales(problem, operands), packs);
   }
 };
 

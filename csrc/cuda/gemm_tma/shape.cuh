@@ -10,9 +10,7 @@ namespace jaxgemv::cuda::gemm_tma {
 using namespace hopper;
 using namespace mma_any;
 
-constexpr int kTileRows = 128;  // of the weights, of a CTA
-constexpr int kMostSlots = 4;   // of a quad, with terms of their own: groups of 32 codes and more
-constexpr int kSlotK = kQuadK / kMostSlots;
+constexpr int kTileRows = 128;         // of the weights, of a CTA
 constexpr int kTurnStages = 2;         // that a warp decodes in a turn
 constexpr int kXAt = kTileRows * 128;  // of a stage, behind the weights
 
@@ -22,6 +20,8 @@ struct Shape {
   static constexpr int kBits = kWidth;
   using C = gemm::Numbers<kFormat, kBits>;
   static constexpr int kColumns = kMostColumns;
+  // Of a quad, with terms of their own: groups of 32 codes and more, and of tables of 16.
+  static constexpr int kMostSlots = C::kEntries > 0 ? 8 : 4, kSlotK = kQuadK / kMostSlots;
   static constexpr int kStageK = 128 / sizeof(X);  // 128 bytes of a row, as the swizzle has it
   static constexpr int kTurnK = kTurnStages * kStageK;
   // Warps that multiply, 64 rows each four; then those that decode, in groups of four that take turns; then one
@@ -39,6 +39,18 @@ struct Shape {
   static constexpr int kSlots = kBrings ? 4 : 2;        // twice as many of half as many rows
   static constexpr int kBoxes = kStages * kStageBytes;  // where they begin
   static constexpr int kSharedBytes = kBoxes + kSlots * kBoxBytes;
+};
+
+// Rows of x that each CTA of a pair asks for, of rows_m that they have together: whole eights, as the swizzle has them.
+// Behind these a stage holds anything, of which columns come that nobody stores.
+JAXGEMV_HD constexpr int rows_of_x(int rows_m, int pair) {
+  return ((rows_m + pair - 1) / pair + 7) & ~7;
+}
+
+// Scales of one byte that a thread may load several at a time: of groups of 16 or 32 codes, 8 or 4 bytes a quad, in
+// pieces of 4 bytes or 2 as rows are aligned. 0 bytes: any other scales.
+struct QuadScales {
+  int bytes = 0, piece = 0;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -12,7 +12,7 @@ __device__ __forceinline__ void add4(float4& to, const float4& v) {
   to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
 }
 
-// What put_results does, where there is nothing behind the sums but a bias, and rows of y are whole fours of results:
+// What put_results does, where there is nothing behind the sums but a global scale and a bias, and rows of y are whole fours of results:
 // a thread takes four rows of the weights and one of x. (Part of put_results, this made
 // wgmma_any's kernels of tables keep registers in memory.)
 template <typename S>
@@ -62,13 +62,18 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
   };
   const int n = tile * params.across * S::kRows + row;
   const bool inside = n < params.width;
-  float bias[4];
+  float bias[4], worth[4] = {S::kWorth, S::kWorth, S::kWorth, S::kWorth};
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     bias[i] = inside ? bias_of(params.output, own.s >= 0, own.s, n + i) : 0.f;
+  if constexpr (S::kHasGlobalScale)
+    if (params.output.global_scale.data != nullptr)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        worth[i] *= global_scale_of(params.output, inside && own.s >= 0, own.s, n + i);
   for_each(own.rank, params.ranks, [&](int m, const float* from) {
     if (!inside) return;
-    float factor = S::kWorth;
+    float factor = 1;
     if (params.x.norm.data != nullptr) {
       float squares = 0;
       for (int r = 0; r < params.ranks; ++r)
@@ -77,8 +82,8 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
     }
     const float4 sum = params.ranks > 1 ? over_ranks(from) : sum_of_shares(from);
     store4(params.output.y, params.output.dtype, (own.first_row + m) * params.width + n,
-           {fmaf(sum.x, factor, bias[0]), fmaf(sum.y, factor, bias[1]),
-            fmaf(sum.z, factor, bias[2]), fmaf(sum.w, factor, bias[3])});
+           {fmaf(sum.x, factor * worth[0], bias[0]), fmaf(sum.y, factor * worth[1], bias[1]),
+            fmaf(sum.z, factor * worth[2], bias[2]), fmaf(sum.w, factor * worth[3], bias[3])});
   });
   if (params.ranks > 1) leave_cluster();
 }

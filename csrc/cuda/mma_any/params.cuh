@@ -27,7 +27,7 @@ struct Params {
   int units, slice_units;      // of K; of which the x is in shared memory at a time
   Windows windows;             // of scales
   bool aligned;                // every row of the weights, to 16 bytes
-  bool plain;                  // no activation, no residual, no global scale
+  bool plain;                  // no activation, no residual
   Output output;
   float eps;
 

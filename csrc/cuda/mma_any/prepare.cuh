@@ -82,8 +82,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
                 : ShiftTerm{0, -static_cast<float>(mid_code(bits)), 0};
   p.stack = static_cast<int>(problem.stack), p.M = static_cast<int>(problem.M);
   p.width = static_cast<int>(problem.y_width()), p.log_rows = is_gated(problem.activation) ? 3 : 4;
-  p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr &&
-            operands.global_scale.data == nullptr;
+  p.plain = problem.activation == Activation::kNone && operands.residual.data == nullptr;
   p.row_bytes = static_cast<int>(row_bytes(problem.K, bits));
   p.parts = parts, p.rows_m = std::min(p.M, most / p.parts);
   p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
@@ -95,6 +94,13 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
               operands.packed_stack_stride % 16 == 0;
   p.output = output_of(problem, operands), p.eps = problem.eps;
   return p;
+}
+
+// What the kernels take that round weights, gemm and gemm_tma: a global scale, though they have no epilogue.
+constexpr OperandSet rounded_operands(Format format) {
+  const OperandSet set =
+      with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), format);
+  return format == Format::kAffine ? set : set | OperandSet::of(Operand::kGlobalScale);
 }
 
 // Whether put_fours is for a call.

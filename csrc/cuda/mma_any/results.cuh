@@ -29,7 +29,8 @@ JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
 
 // Whether no other warp has a share in the sums of a warp, and nothing follows but a bias.
 __device__ __forceinline__ bool are_complete(const Params& params) {
-  return params.ranks * params.deep == 1 && params.plain && params.x.norm.data == nullptr;
+  return params.ranks * params.deep == 1 && params.plain && params.x.norm.data == nullptr &&
+         params.output.global_scale.data == nullptr;
 }
 
 // Such sums from registers to y. Of tile `tile` of 16 rows of the weights, of which this lane has g and

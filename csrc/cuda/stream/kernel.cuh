@@ -248,7 +248,9 @@ __global__ void __launch_bounds__(
     };
     const auto beside = [&](const Result& result) {
       Beside by{exists ? bias_bits(params.output, s, result.n) : 0, {}, 1};
-      if constexpr (kHasGlobalScale) by.scale = global_scale_of(params.output, exists, s, result.n);
+      if constexpr (kHasGlobalScale)
+        if (!go_into_operand(kScales) || !ScaledCodes::is_factor(params.output.global_scale))
+          by.scale = global_scale_of(params.output, exists, s, result.n);
       if constexpr (kParts != Parts::kNone)
         if (result.is_mine) {
           by.residual[0] = residual_bits(params.output, result.at);
@@ -262,7 +264,8 @@ __global__ void __launch_bounds__(
     if (exists) {
       if (kTermsEarly && first_i < tiles * columns)
         term = row_term(row_of(first_i / columns) + lane % 16 + tiling.extra(lane % 16));
-      if constexpr (go_into_operand(kScales)) xs.codes = {params.codebook, s};
+      if constexpr (go_into_operand(kScales))
+        xs.codes = {params.codebook, params.output.global_scale, s};
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) copies.next();
@@ -273,7 +276,8 @@ __global__ void __launch_bounds__(
         }
       if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
       if (!kBesideEarly && kParts != Parts::kNone) touch(params.output);
-      if constexpr (go_into_operand(kScales)) xs.codes.settle(params.codebook.dtype);
+      if constexpr (go_into_operand(kScales))
+        xs.codes.settle(params.codebook.dtype, params.output.global_scale);
       for (int slice = 0; slice < params.slices; ++slice) {
         if (params.slices > 1 || block == 0) {
           // It came ahead of all weights, or with the first tile of the slice before.

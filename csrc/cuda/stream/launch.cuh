@@ -173,16 +173,19 @@ struct Stream {
 
   static constexpr int log_of(unsigned power) { return std::bit_width(power) - 1; }
 
-  static bool has_epilogue(const Problem& problem, const Operands& operands) {
+  static bool has_epilogue(const Problem& problem, const Operands& operands, Scales scales) {
+    const bool is_factor =
+        stream::go_into_operand(scales) && ScaledCodes::is_factor(operands.global_scale);
     return problem.activation != Activation::kNone || operands.residual.data != nullptr ||
-           operands.global_scale.data != nullptr || (kHasShift && !is_wide(operands.scale.dtype));
+           (operands.global_scale.data != nullptr && !is_factor) ||
+           (kHasShift && !is_wide(operands.scale.dtype));
   }
 
   static Index most_rows(const Problem& problem, const Operands& operands, const Found& found) {
     if (!found.found) return 0;
     const bool normed = operands.norm.data != nullptr;
     const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);
-    if (!(normed || has_epilogue(problem, operands))) return most;
+    if (!(normed || has_epilogue(problem, operands, found.scales))) return most;
     if (!has_parts(found.scales, found.lane_units)) return 0;
     if (kHasShift && (normed || found.scales == Scales::kByRow)) return most;
     return normed ? 8 : epilogue_rows(found.scales);
@@ -196,7 +199,8 @@ struct Stream {
       if (operands.norm.data != nullptr)
         return run_rows<kScales, kUnits, Parts::kNormAndEpilogue>(call);
       constexpr auto kEpilogue = kIsRare ? Parts::kNormAndEpilogue : Parts::kEpilogue;
-      if (has_epilogue(problem, operands)) return run_rows<kScales, kUnits, kEpilogue>(call);
+      if (has_epilogue(problem, operands, kScales))
+        return run_rows<kScales, kUnits, kEpilogue>(call);
     }
     return run_rows<kScales, kUnits, Parts::kNone>(call);
   }

@@ -114,14 +114,13 @@ class OperandScales {
     for (int i = 1; i < 4; i *= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
     return most;
   }
-  // What lies behind K meets zeros of x: any scale will do.
+  // What lies behind K meets zeros of x: any scale will do that is not left out, so the row's last one.
   __device__ __forceinline__ void ask(int unit) {
 #pragma unroll
     for (int q = 0; q < S::kQuads; ++q) {
-      const int run = unit * kUnitRuns + q * 4 + threadIdx.x % 4;
-      if (run < params_.x.K / 32)
+      const int t = threadIdx.x % 4, run = min(unit * kUnitRuns + q * 4 + t, params_.x.K / 32 - 1);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) asked_[h][q] = bytes_at(rows_[h] + run * kRunBytes);
+      for (int h = 0; h < 2; ++h) asked_[h][q] = bytes_at(rows_[h] + run * kRunBytes);
     }
   }
   static __device__ __forceinline__ __half2 numbers_of_e4m3(uint32_t bytes) {
