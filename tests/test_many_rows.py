@@ -3,6 +3,8 @@
 On a GPU, say. A CPU runs the same in float32, so that here it is made to do as others do.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,25 @@ def test_formats(elsewhere, format, bits, x, rng):
 
 
 @FLOATS
+@pytest.mark.parametrize("shape", [(), (24,)], ids=str)
+def test_global_scale(elsewhere, shape, x, rng):
+    """It is part of the weight, rounded once with it; of a stack each entry has its own."""
+    scale = rng.uniform(0.01, 0.1, (3, *shape)).astype(np.float32)
+    case = Case(70, 24, 160, 16, bias=True, scale="float8_e4m3fn")
+    problems = [make(rng, 4, x, case, format="codebook") for _ in scale]
+    wholes = [dataclasses.replace(p.tensor, global_scale=by) for p, by in zip(problems, scale)]
+    stack = jax.tree.map(lambda *a: np.stack(a), *wholes)
+    p, w = problems[0], wholes[0]
+    one = gemv(p.x, w, bias=p.bias, out_dtype="float32", **elsewhere)
+    each = gemv(np.stack([p.x, p.x]), stack, index=np.array([2, 1]), out_dtype="float32", **elsewhere)
+    for y, i, bias in (one, 0, p.bias), (each[0], 2, None), (each[1], 1, None):
+        q = problems[i]
+        by = np.reshape(scale[i].astype(np.float64), (-1, 1))
+        scaled = dataclasses.replace(q, x=p.x, scale=q.scale.astype(np.float64) * by, bias=bias)
+        check(y, scaled)
+
+
+@FLOATS
 def test_gradient(elsewhere, x, rng):
     """Of x: the cotangent is what meets the weight, in its own dtype."""
     p = make(rng, 4, x, Case(130, 150, 96, 32, "zero"))
@@ -187,6 +208,9 @@ def test_rounding_kernel(monkeypatch):
     assert rounds(513, n=1024, x="float32") == []
     assert rounds(n=1528) == rounds(n=1016, x="float32") == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
+    # `direct` rounds none, and is for small ones.
+    assert rounds(73, n=1000) == rounds(256, n=256) == [(True, True)]
+    assert rounds(74, n=1000) == rounds(257, n=256) == rounds(65, n=256, x="float32") == []
 
     def coded(bits=4, groups=64, n=8192):
         table, scale = spec(1 << bits, dtype="float32"), spec(n, groups)
@@ -197,6 +221,18 @@ def test_rounding_kernel(monkeypatch):
     assert rounds(256, w=coded(n=7680)) == rounds(128, w=coded(n=7679)) == [(True, True)]
     assert rounds(1025, w=coded()) == rounds(257, w=coded(n=7680)) == rounds(129, w=coded(n=7679)) == []
     assert rounds(513, x="float32", w=coded()) == []
+
+    def scaled(dtype, groups, n=4096):
+        """mxfp4 or nvfp4."""
+        scale, packed = spec(n, groups, dtype=f"float8_{dtype}"), spec(n, 256, dtype="uint32")
+        factor = spec(dtype="float32") if dtype == "e4m3fn" else None
+        return QuantizedTensor(
+            packed=packed, scale=scale, codebook=spec(16, dtype="float32"), global_scale=factor, bits=4
+        )
+
+    for w in scaled("e8m0fnu", 64), scaled("e4m3fn", 128):
+        assert rounds(512, n=4096, w=w) == [(True, True)]
+        assert rounds(513, n=4096, w=w) == rounds(513, n=4096, x="float32", w=w) == []
     for scale in spec(8192), spec(8192, 64):  # of fp8, of mxfp8
         float8 = QuantizedTensor(packed=spec(8192, 2048, dtype="float8_e4m3fn"), scale=scale)
         assert rounds(2048, w=float8) == [(True, True)]
