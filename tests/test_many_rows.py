@@ -103,11 +103,14 @@ def test_formats(elsewhere, format, bits, x, rng):
 
 @FLOATS
 @pytest.mark.parametrize("shape", [(), (24,)], ids=str)
-def test_global_scale(elsewhere, shape, x, rng):
+@pytest.mark.parametrize(
+    ("bits", "format", "shift"), [(4, "codebook", "mid"), (3, "affine", "zero"), (8, "affine", "offset")]
+)
+def test_global_scale(elsewhere, bits, format, shift, shape, x, rng):
     """It is part of the weight, rounded once with it; of a stack each entry has its own."""
     scale = rng.uniform(0.01, 0.1, (3, *shape)).astype(np.float32)
-    case = Case(70, 24, 160, 16, bias=True, scale="float8_e4m3fn")
-    problems = [make(rng, 4, x, case, format="codebook") for _ in scale]
+    case = Case(70, 24, 160, 16, shift, bias=True, scale="float8_e4m3fn")
+    problems = [make(rng, bits, x, case, format=format) for _ in scale]
     wholes = [dataclasses.replace(p.tensor, global_scale=by) for p, by in zip(problems, scale)]
     stack = jax.tree.map(lambda *a: np.stack(a), *wholes)
     p, w = problems[0], wholes[0]
@@ -116,8 +119,9 @@ def test_global_scale(elsewhere, shape, x, rng):
     for y, i, bias in (one, 0, p.bias), (each[0], 2, None), (each[1], 1, None):
         q = problems[i]
         by = np.reshape(scale[i].astype(np.float64), (-1, 1))
-        scaled = dataclasses.replace(q, x=p.x, scale=q.scale.astype(np.float64) * by, bias=bias)
-        check(y, scaled)
+        offset = None if q.offset is None else q.offset.astype(np.float64) * by
+        by = q.scale.astype(np.float64) * by
+        check(y, dataclasses.replace(q, x=p.x, scale=by, offset=offset, bias=bias))
 
 
 @FLOATS

@@ -270,8 +270,8 @@ inline constexpr Crossover kCrossovers[] = {
 // kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
 // of it, which is slower than 16 bits; an activation or a residual alone only for one and two rows,
 // since the plain kernels for more have more warps.
-// A global scale alone is always inside, since outside it is a kernel of XLA's, and beside an activation or a residual for
-// as many rows as stream has an epilogue for.
+// A global scale alone is always inside, since outside it is a kernel of XLA's, and beside an activation or a residual
+// for as many rows as stream has an epilogue for.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
 
 // The same where weights may be rounded, on GPUs of compute capability `major`; whatever M is.

@@ -106,12 +106,14 @@ __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 
     windows[i].align(shift_in_word);
     const float global =
         p.global_scale.data == nullptr ? 1 : load(p.global_scale, s, n + i * kWarps, 0);
+    const float of_shift = w.affine == Affine::kOffset ? global : 1;
     float scale, shift;
     if (kPlain) {
       scale =
           w.scale.any_value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group) *
           global;
-      shift = w.shift.value(shift_words[i], shifts + Index{i * kWarps} * w.shift.n_bytes, group);
+      shift = w.shift.value(shift_words[i], shifts + Index{i * kWarps} * w.shift.n_bytes, group) *
+              of_shift;
     }
     if (entry < 0) scale = __int_as_float(0x7fc00000);  // NaN
     if (w.affine == Affine::kSymmetric) shift = C::kMid;
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 
           scale = entry < 0 ? scale
                             : load_scale(p.scale, s, n + i * kWarps, (k + e) / p.group) * global;
           if (w.affine != Affine::kSymmetric)
-            shift = load(p.shift, s, n + i * kWarps, (k + e) / p.group);
+            shift = load(p.shift, s, n + i * kWarps, (k + e) / p.group) * of_shift;
         }
         v[e] = weight_of(affine, value_of(windows[i], e), scale, shift);
       }

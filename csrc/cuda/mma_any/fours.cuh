@@ -12,8 +12,8 @@ __device__ __forceinline__ void add4(float4& to, const float4& v) {
   to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
 }
 
-// What put_results does, where there is nothing behind the sums but a global scale and a bias, and rows of y are whole fours of results:
-// a thread takes four rows of the weights and one of x. (Part of put_results, this made
+// What put_results does, where there is nothing behind the sums but a global scale and a bias, and rows of y are
+// whole fours of results: a thread takes four rows of the weights and one of x. (Part of put_results, this made
 // wgmma_any's kernels of tables keep registers in memory.)
 template <typename S>
 __device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
