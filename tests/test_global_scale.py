@@ -58,7 +58,7 @@ def nvfp4(n: int) -> QuantizedTensor:
 
 
 @built
-@pytest.mark.parametrize("rows", [1, 9, 64, 65, 512])
+@pytest.mark.parametrize("rows", [1, 9, 64, 65, 384])
 def test_one_call(rows, monkeypatch):
     """And nothing is multiplied behind it."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
@@ -85,7 +85,7 @@ def test_with_other_parts_it_is_outside(monkeypatch):
     """A residual or an activation is behind it, and inside of kernels for few rows alone."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
     jax.clear_caches()
-    for rows in 16, 512:
+    for rows in 16, 384:
         text = lowered("cuda", lambda x, w: gemv(x, w, activation="silu"), spec(rows, K), nvfp4(8192))
         (call,) = calls(text)
         assert f"tensor<1x{rows}x8192xf32>" in call
