@@ -123,7 +123,7 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
         return backend.gradient_rows
     if not rounds(platform, o, s):
         return backend.most_rows
-    one_byte = o.scale is not None and o.scale.dtype in ONE_BYTE
+    one_byte = "one_byte_scale" in facts(o, s)
     return max(backend.most_rows, backend.rounded_rows(_capability(), one_byte, *_weight(o, s)))
 
 

@@ -138,7 +138,9 @@ def pad_last(a: Array, count: int) -> Array:
     return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count)]) if count else a
 
 
-def weights(packed, scale, zero=None, offset=None, codebook=None, *, bits, group, k) -> Array:
+def weights(
+    packed, scale, zero=None, offset=None, codebook=None, global_scale=None, *, bits, group, k
+) -> Array:
     """float32 (..., N, K) from checked arrays; `group` None when one group spans the row."""
     packed = jnp.asarray(packed)
     is_float8 = packed.dtype in FLOAT8
@@ -151,7 +153,8 @@ def weights(packed, scale, zero=None, offset=None, codebook=None, *, bits, group
     if codebook is None and offset is None and not is_float8:
         q = q - (np.float32(1 << bits - 1) if zero is None else wide(zero))
     w = q * wide(scale)
-    return w if offset is None else w + wide(offset)
+    w = w if offset is None else w + wide(offset)
+    return w if global_scale is None else w * wide(global_scale)
 
 
 def _look_up(codebook, codes):

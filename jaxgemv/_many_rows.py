@@ -100,10 +100,7 @@ def _one(x: Array, w: Mapping[str, Array], *, s: Static) -> Array:
 
 
 def _by_xla(w: Mapping[str, Array], entry: Array | None, *, dtype: np.dtype, **form) -> Array:
-    picked = _reference.pick(w, entry)
-    scale = picked.pop("global_scale", None)
-    weight = weights(**picked, **form)
-    return (weight if scale is None else weight * spread(scale, ndim=2, group=None, k=1)).astype(dtype)
+    return weights(**_reference.pick(w, entry), **form).astype(dtype)
 
 
 def _by_kernel(

@@ -248,11 +248,8 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
         raise TypeError("dequantize: w.scale must be an array; got None")
     k = w.shape[-1]
     group = check_weight("dequantize", w, k, "w.", least=1)
-    arrays = {name: getattr(w, name) for name in ("packed", "scale", "zero", "offset", "codebook")}
+    arrays = {name: getattr(w, name) for name in ARRAYS if name != "perm"}
     weight = weights(**arrays, bits=w.bits, group=group, k=k)
-    if w.global_scale is not None:
-        scale = jnp.asarray(w.global_scale).astype(jnp.float32)
-        weight = weight * scale.reshape(*scale.shape, *(1,) * (weight.ndim - scale.ndim))
     if w.perm is not None:
         weight = _in_order(weight, jnp.asarray(w.perm))
     return weight.astype(w.dtype if dtype is None else dtype)

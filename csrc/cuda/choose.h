@@ -103,7 +103,8 @@ constexpr Index gemm_rows(const Problem& problem) {
 }
 constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_rows(problem); }
 
-// The same for tables of 16 with scales of one byte, which gemm_tma decodes in pairs if they are E2M1, mxfp4 and nvfp4.
+// The same for tables of 16 with scales of one byte, an even number a row, which gemm_tma decodes in pairs if they are
+// E2M1, mxfp4 and nvfp4: "Decoded by warps of their own".
 constexpr Index pairs_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
   const bool fits = all<has_table, has_16_bit_x>(problem) && problem.bits == 4 &&

@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_
   }
 }
 
-// Of all weights that this thread decodes, in the tile.
+// The row of the tile that this thread decodes.
 template <typename S>
 __device__ __forceinline__ int row_to_decode(const Work<S>& own) {
   return own.first() + static_cast<int>(threadIdx.x) % own.rows();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/scaled.cuh"
-#include "rounded_row.cuh"
+#include "shape.cuh"
 
 namespace jaxgemv::cuda::gemm_tma {
 

@@ -7,7 +7,7 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// An octet of weights, rounded, into a row of operand A that has `swizzle`; its number in the stage.
+// Octet `octet` of a stage, rounded, into a row of operand A that has `swizzle`.
 template <typename X>
 __device__ __forceinline__ void store_octet(uint32_t row, int octet, uint32_t swizzle,
                                             const float (&w)[8]) {
