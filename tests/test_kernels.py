@@ -225,6 +225,10 @@ LARGE = {
         (130, 40000, 1024, 256),
         (700, 1028, 14336, 128),
         (1500, 4100, 2048, "row"),
+        # Of which a CTA has several tiles, K ending within a round of stages: alone and in pairs, 128 columns and 256.
+        (70, 34006, 384, 64),
+        (200, 18000, 896, 128),
+        (300, 18010, 640, 64),
     ],
     "mma_any": [
         (1, 4099, 20480, 128),
@@ -258,10 +262,12 @@ def test_large(kernel):
         rows = jax.random.randint(keys[3], (m, k), -2, 3).astype(x)
         y = gemv(rows, w, out_dtype="float32", implementation="cuda")
         again = gemv(rows, w, out_dtype="float32", implementation="cuda")
+        rounded = gemv(rows, w, implementation="cuda")
         exact = jnp.dot(rows.astype("float32"), w.dequantize("float32").T, precision="highest")
         with telling(case):
             np.testing.assert_array_equal(y, exact)
             np.testing.assert_array_equal(y, again)
+            np.testing.assert_array_equal(rounded, exact.astype(x))
         assert_ran(kernel)
 
 

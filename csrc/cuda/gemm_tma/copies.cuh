@@ -11,61 +11,72 @@ namespace jaxgemv::cuda::gemm_tma {
 template <typename S>
 class Bringer {
  public:
-  __device__ __forceinline__ Bringer(const Params& params, const Work<S>& own, int tile,
-                                     int first_stage, int stages, const CUtensorMap& weights,
-                                     const CUtensorMap& x, uint32_t shared,
-                                     const Barriers<S>& barriers)
-      : weights_(weights),
+  __device__ __forceinline__ Bringer(const Params& params, const Work<S>& own,
+                                     const CUtensorMap& weights, const CUtensorMap& x,
+                                     uint32_t shared, const Barriers<S>& barriers)
+      : params_(params),
+        own_(own),
+        weights_(weights),
         x_(x),
         barriers_(barriers),
         shared_(shared),
-        stages_(stages),
-        boxes_((stages + kBoxStages - 1) / kBoxStages),
-        slots_(own.slots()),
-        box_bytes_(own.box_bytes()),
-        stage_bytes_(128 * (rows_of_x(params.rows_m, own.ctas) + (own.ctas > 1 ? own.rows() : 0))),
-        byte_(own.first_unit * S::kRowBytes),
-        row_(tile * kTileRows + own.first()),
+        stages_(own.rounded()),
         entry_(params.packed_stack_stride == 0 ? 0 : own.s),  // one matrix may serve all
-        k_(first_stage * S::kStageK),
-        m_(own.m0) {}
+        byte_(own.first_unit * S::kRowBytes),
+        x_bytes_(128 * (rows_of_x(params.rows_m, own.ctas) + (own.ctas > 1 ? own.rows() : 0))),
+        box_(params, own),
+        of_x_(params, own) {}
 
   __device__ __forceinline__ void begin() {
-    for (int i = 0; i < slots_; ++i) ask_for_box();
+#pragma unroll 1
+    for (int i = 0; i < own_.slots(); ++i) ask_for_box();
+#pragma unroll 1
     for (int i = 0; i < S::kStages; ++i) ask_for_x();
   }
-  // When stage i is being multiplied, so that it has been decoded; a warp that multiplies asks for x two stages late,
-  // when all others have used what that takes the place of.
+  // When stage i of a tile is being multiplied, so that it has been decoded; a warp that multiplies asks for x two stages
+  // late, when all others have used what that takes the place of.
   __device__ __forceinline__ void next(int i) {
-    if (S::kBrings || i > 1) ask_for_x();
-    if ((i + 1) % kBoxStages == 0) ask_for_box();
+    if (S::kBrings || late_ == 2)
+      ask_for_x();
+    else
+      ++late_;
+    if ((i + 1) % S::kBoxStages == 0) ask_for_box();
   }
 
  private:
-  static constexpr int kBoxStages = S::kBoxTurns * kTurnStages;
+  const Params& params_;
+  const Work<S>& own_;
   const CUtensorMap &weights_, &x_;
   const Barriers<S>& barriers_;
   const uint32_t shared_;
-  const int stages_, boxes_, slots_, box_bytes_, stage_bytes_, byte_, row_, entry_, k_, m_;
-  int stage_ = 0, box_ = 0, slot_ = 0, round_ = 0;
+  const int stages_, entry_, byte_, x_bytes_;  // of x, and of what the other of a pair sends
+  Cursor<S> box_, of_x_;
+  int slot_ = 0, round_ = 0, x_round_ = 0, late_ = 0;
 
   __device__ __forceinline__ void ask_for_box() {
-    if (box_ >= boxes_) return;
-    if (box_ >= slots_) wait(barriers_.read(slot_), round_ ^ 1);
-    arrive_and_expect(barriers_.came(slot_), box_bytes_);
-    copy_box(shared_ + S::kBoxes + slot_ * box_bytes_, weights_, byte_ + box_ * S::kRowBytes, row_,
-             entry_, barriers_.came(slot_));
-    ++box_;
-    if (++slot_ == slots_) slot_ = 0, round_ ^= 1;
+    if (box_.is_over()) return;
+    wait(barriers_.read(slot_), round_ ^ 1);
+    arrive_and_expect(barriers_.came(slot_), own_.box_bytes());
+    copy_box(shared_ + S::kBoxes + slot_ * own_.box_bytes(), weights_,
+             byte_ + box_.stage() * (S::kRowBytes / S::kBoxStages),
+             box_.tile().number * kTileRows + own_.first(), entry_, barriers_.came(slot_));
+    box_.go_on(S::kBoxStages, stages_);
+    if (++slot_ == own_.slots()) slot_ = 0, round_ ^= 1;
   }
   __device__ __forceinline__ void ask_for_x() {
-    if (stage_ >= stages_) return;
-    const int stage = stage_ % S::kStages;
-    if (stage_ >= S::kStages) wait(barriers_.empty(stage), stage_ / S::kStages % 2 ^ 1);
-    arrive_and_expect(barriers_.full(stage), stage_bytes_);
-    copy_box(shared_ + stage * S::kStageBytes + kXAt, x_, k_ + stage_ * S::kStageK, m_, blockIdx.y,
-             barriers_.full(stage), read_again());
-    ++stage_;
+    if (of_x_.is_over()) return;
+    const int i = of_x_.stage(), stage = i % S::kStages;
+    wait(barriers_.empty(stage), x_round_ ^ 1);
+    if (i < own_.stages) {
+      arrive_and_expect(barriers_.full(stage), x_bytes_);
+      copy_box(shared_ + stage * S::kStageBytes + kXAt, x_, (own_.first_stage + i) * S::kStageK,
+               own_.rows_of(params_, of_x_.tile()).m0, blockIdx.y, barriers_.full(stage),
+               read_again());
+    } else {
+      arrive(barriers_.full(stage));
+    }
+    if (stage == S::kStages - 1) x_round_ ^= 1;
+    of_x_.go_on(1, stages_);
   }
 };
 
@@ -73,32 +84,38 @@ class Bringer {
 template <typename S>
 class Sender {
  public:
-  __device__ __forceinline__ Sender(const Work<S>& own, int stages, uint32_t shared,
+  __device__ __forceinline__ Sender(const Params& params, const Work<S>& own, uint32_t shared,
                                     const Barriers<S>& barriers)
-      : barriers_(barriers),
+      : own_(own),
+        barriers_(barriers),
         there_(address_of_rank(shared, own.other()) - shared),
         from_(shared + own.first() * 128),
-        stages_(stages) {}
+        all_(own.all_stages(params)) {}
 
-  // The next stage, if it has been decoded; waits for that if it is `needed`.
-  __device__ __forceinline__ void send(int needed) {
-    const int stage = sent_ % S::kStages, parity = sent_ / S::kStages % 2;
-    if (sent_ >= stages_) return;
-    if (sent_ > needed && !has_ended(barriers_.decoded(stage), parity)) return;
-    wait(barriers_.decoded(stage), parity);
+  // The next stage, if it has been decoded; waits for that if it `must`.
+  __device__ __forceinline__ void send(bool must) {
+    if (sent_ >= all_) return;
+    const int stage = sent_ % S::kStages, round = sent_ / S::kStages % 2;
+    if (!must && !has_ended(barriers_.decoded(stage), round)) return;
+    wait(barriers_.decoded(stage), round);
     const uint32_t from = from_ + stage * S::kStageBytes;
-    copy_there(from + there_, from, kTileRows / 2 * 128, barriers_.full(stage) + there_);
+    if (stage_ < own_.stages)
+      copy_there(from + there_, from, kTileRows / 2 * 128, barriers_.full(stage) + there_);
     ++sent_;
+    if (++stage_ == own_.rounded()) stage_ = 0;
   }
+  // Sends what there is, so that `count` have been sent in all.
+  __device__ __forceinline__ void send_up_to(int count) { send(sent_ < count); }
   __device__ __forceinline__ void tell_empty(int stage) const {
     arrive_there(barriers_.empty(stage) + there_);
   }
 
  private:
+  const Work<S>& own_;
   const Barriers<S>& barriers_;
   const uint32_t there_, from_;
-  const int stages_;
-  int sent_ = 0;
+  const int all_;
+  int sent_ = 0, stage_ = 0;  // of all tiles, and of this one
 };
 
 #endif

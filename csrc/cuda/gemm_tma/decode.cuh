@@ -25,61 +25,63 @@ __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_
   }
 }
 
-// The row of the tile that this thread decodes.
-template <typename S>
-__device__ __forceinline__ int row_to_decode(const Work<S>& own) {
-  return own.first() + static_cast<int>(threadIdx.x) % own.rows();
-}
-
-// The turns of this warp. Row: of its thread, as in rounded_row.cuh.
-template <typename S, typename Row>
-__device__ __forceinline__ void decode(const Work<S>& own, Row&& weights, int first_stage,
-                                       int stages, uint32_t shared, const Barriers<S>& barriers) {
+// The turns of this warp, in all tiles. row_of(n): what a thread decodes of a tile, as in rounded_row.cuh.
+template <typename S, typename RowOf>
+__device__ __forceinline__ void decode(const Params& params, const Work<S>& own, uint32_t shared,
+                                       const Barriers<S>& barriers, RowOf&& row_of) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - S::kConsumers, lane = threadIdx.x % 32;
   const int turns = own.turns(), turn = warp / own.warps(), step = turns * kTurnStages;
-  const int box_bytes = own.box_bytes(), slots = own.slots();
-  const int row = row_to_decode(own), row_of_box = row - own.first();
-  const uint32_t swizzle = row % 8 * 16;
-  weights.ask((first_stage + turn * kTurnStages) * S::kStageK);
+  const int box_bytes = own.box_bytes(), slots = own.slots(), rounded = own.rounded();
+  // Of operand A, so that eight lanes meet different banks there and in the box.
+  const int i = static_cast<int>(threadIdx.x) % own.rows(), row = own.first() + (i ^ (i & 4) << 1);
+  const int row_of_tile = row_of_operand(row), row_of_box = row_of_tile - own.first();
+  const uint32_t swizzle = row % 8 * 16, box_swizzle = row_of_box % 8 * 16;
   const uint32_t to_row = shared + row * 128;
   const uint32_t box_row = shared + S::kBoxes + row_of_box * S::kRowBytes;
   // The next turn: in which box, and where there; into which stages.
   int slot = turn / S::kBoxTurns, box_parity = 0, inside = turn % S::kBoxTurns;
   int at = turn * kTurnStages, parity = 1;
+  own.each_tile(params, [&](const Tile& tile) {
+    auto weights = row_of(min(tile.number * kTileRows + row_of_tile, params.width - 1));
+    weights.ask((own.first_stage + turn * kTurnStages) * S::kStageK);
 #pragma unroll 1
-  for (int stage = turn * kTurnStages; stage < stages; stage += step) {
-    weights.take();
-    weights.ask((first_stage + stage + step) * S::kStageK);
-    wait(barriers.came(slot), box_parity);
+    for (int stage = turn * kTurnStages; stage < rounded; stage += step) {
+      weights.take((own.first_stage + stage) * S::kStageK);
+      weights.ask((own.first_stage + stage + step) * S::kStageK);
+      wait(barriers.came(slot), box_parity);
+      constexpr int kUnrolled = decltype(weights)::kHasAlikeStages ? 1 : kTurnStages;
+#pragma unroll kUnrolled
+      for (int half = 0; half < kTurnStages; ++half) {
+        uint32_t words[S::kStageRowBytes / 4];
+        load_codes<S>(box_row + slot * box_bytes, (inside * kTurnStages + half) * S::kStageRowBytes,
+                      box_swizzle, words);
+        wait(barriers.empty(at + half), parity);
+        if (stage + half < own.stages) {
 #pragma unroll
-    for (int half = 0; half < kTurnStages; ++half) {
-      if (half > 0 && stage + half >= stages) break;
-      uint32_t words[S::kStageRowBytes / 4];
-      load_codes<S>(box_row + slot * box_bytes, (inside * kTurnStages + half) * S::kStageRowBytes,
-                    swizzle, words);
-      wait(barriers.empty(at + half), parity);
-#pragma unroll
-      for (int o = 0; o < S::kStageK / 8; ++o) {
-        const int word = S::kBits * o / 4, bit = 8 * (S::kBits * o % 4);
-        const auto from = [&](int j) { return j < S::kStageRowBytes / 4 ? words[j] : 0u; };
-        weights.put(half * (S::kStageK / 8) + o, __funnelshift_r(from(word), from(word + 1), bit),
-                    S::kBits > 4 ? __funnelshift_r(from(word + 1), from(word + 2), bit) : 0,
-                    to_row + (at + half) * S::kStageBytes, swizzle);
+          for (int o = 0; o < S::kStageK / 8; ++o) {
+            const int word = S::kBits * o / 4, bit = 8 * (S::kBits * o % 4);
+            const auto from = [&](int j) { return j < S::kStageRowBytes / 4 ? words[j] : 0u; };
+            weights.put(half * (S::kStageK / 8) + o,
+                        __funnelshift_r(from(word), from(word + 1), bit),
+                        S::kBits > 4 ? __funnelshift_r(from(word + 1), from(word + 2), bit) : 0,
+                        to_row + (at + half) * S::kStageBytes, swizzle);
+          }
+          fence_proxy();
+        }
+        __syncwarp();
+        if (lane == 0) arrive(barriers.full(at + half));
+        if (S::kPairs && own.ctas > 1 && lane == 0) arrive(barriers.decoded(at + half));
       }
-      fence_proxy();
-      __syncwarp();
-      if (lane == 0) arrive(barriers.full(at + half));
-      if (S::kPairs && own.ctas > 1 && lane == 0) arrive(barriers.decoded(at + half));
+      at += step;
+      if (at >= S::kStages) at -= S::kStages, parity ^= 1;
+      inside += turns;
+      if (inside >= S::kBoxTurns) {
+        if (lane == 0) arrive(barriers.read(slot));
+        slot += inside / S::kBoxTurns, inside %= S::kBoxTurns;
+        if (slot >= slots) slot -= slots, box_parity ^= 1;
+      }
     }
-    at += step;
-    if (at >= S::kStages) at -= S::kStages, parity ^= 1;
-    inside += turns;
-    if (inside >= S::kBoxTurns) {
-      if (lane == 0) arrive(barriers.read(slot));
-      slot += inside / S::kBoxTurns, inside %= S::kBoxTurns;
-      if (slot >= slots) slot -= slots, box_parity ^= 1;
-    }
-  }
+  });
 }
 
 #endif

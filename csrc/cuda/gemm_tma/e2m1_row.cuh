@@ -20,6 +20,8 @@ class E2M1Row {
   static constexpr bool kIsHalf = std::is_same_v<X, __half>;
 
  public:
+  static constexpr bool kHasAlikeStages = false;
+
   __device__ __forceinline__ E2M1Row(const Params& params, int s, int n, const QuadScales& scales)
       : scales_(scales),
         row_(params.scales[0].row(s, n)),
@@ -41,7 +43,7 @@ class E2M1Row {
               __byte_perm(asked_[i / 2], at<uint16_t>(first + 2 * i), i % 2 == 0 ? 0x3254 : 0x5410);
     }
   }
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void take(int) {
     bool fits = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

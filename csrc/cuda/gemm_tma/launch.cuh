@@ -35,20 +35,22 @@ class GemmTma {
  private:
   static constexpr Index kChunk = 16 / sizeof(X);  // numbers that are 16 bytes
 
-  // Rows of x of a CTA, CTAs that decode for each other, and CTAs that share K; 0: none can.
+  // Rows of x of a CTA, CTAs that decode for each other, CTAs that share K, and how many such clusters there may be at
+  // once; 0: none can.
   struct Plan {
-    int columns = 0, pair = 1, ranks = 0;
+    int columns = 0, pair = 1, ranks = 0, clusters = 0;
     Index ns = std::numeric_limits<Index>::max();
   };
 
   // Nanoseconds on an H200, int4 in groups of 128 ("Decoded by warps of their own" in docs/cuda-notes.md): of a stage,
-  // of a CTA, and more of one that shares K.
+  // of a CTA, of its further tiles, and more of one that shares K.
   template <int kColumns>
   static void consider(const Problem& problem, const Device& device, int pair, Plan* best) {
     using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
     constexpr auto kKernel = gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>;
     constexpr bool kIsWide = kColumns > 128;
-    constexpr int kStartNs = kIsWide ? 4000 : 2700, kClusterNs = kIsWide ? 5000 : 3800;
+    constexpr int kStartNs = kIsWide ? 4000 : 2700, kNextNs = kIsWide ? 2400 : 1600,
+                  kClusterNs = kIsWide ? 5000 : 3800;
     const int stage_ns = pair > 1 ? 640 : (kIsWide ? 680 : 460);
     if (S::kSharedBytes + 2048 > device.shared_bytes || !has_hopper_code(kKernel, device)) return;
     Clusters<mma_any::kMostRanks> clusters;
@@ -62,10 +64,11 @@ class GemmTma {
     const Index units = ceil_div(problem.K, Index{S::kUnitK});
     for (int ranks = 1; ranks * pair <= mma_any::kMostRanks && ranks <= units; ++ranks) {
       if (clusters[ranks * pair] < 1) continue;
-      const Index ns = ceil_div(tiles, Index{clusters[ranks * pair]}) *
-                       (kStartNs + (ranks > 1 ? kClusterNs : 0) +
-                        ceil_div(units, Index{ranks}) * (S::kUnitK / S::kStageK) * stage_ns);
-      if (ns < best->ns) *best = {kColumns, pair, ranks, ns};
+      const Index rounds = ceil_div(tiles, Index{clusters[ranks * pair]});
+      const Index ns =
+          (ranks > 1 ? rounds * (kStartNs + kClusterNs) : kStartNs + (rounds - 1) * kNextNs) +
+          rounds * ceil_div(units, Index{ranks}) * (S::kUnitK / S::kStageK) * stage_ns;
+      if (ns < best->ns) *best = {kColumns, pair, ranks, clusters[ranks * pair], ns};
     }
   }
 
@@ -90,6 +93,23 @@ class GemmTma {
     return {};
   }
 
+  // Groups of 128 and more are a load a turn, which takes no longer than to know whether there is one.
+  template <typename S>
+  static gemm_tma::Loads loads_of(const Problem& problem, const Operands& operands,
+                                  const mma_any::Groups& groups) {
+    constexpr Index kQuadK = mma_any::kQuadK;
+    const bool regular = groups.slots > 1 && kQuadK % problem.group == 0;
+    const Index of_quad = regular ? kQuadK / problem.group : groups.slots;
+    const auto fits = [&](const Param& param) {
+      const Index size = size_of(param.dtype);
+      return regular && groups.last > 0 && param.g_stride == 1 && of_quad * size <= 8 &&
+             is_aligned(param.data, 8) && param.n_stride * size % 8 == 0 &&
+             param.stack_stride * size % 8 == 0;
+    };
+    return {static_cast<int>(S::kMostSlots / of_quad),
+            {fits(operands.scale), fits(operands.shift)}};
+  }
+
   template <int kColumns>
   static cudaError_t launch(const Problem& problem, const Operands& operands, const Plan& plan,
                             const Device& device, cudaStream_t stream) {
@@ -106,15 +126,21 @@ class GemmTma {
     if (status == cudaSuccess)
       status = map_of_x(problem, operands, gemm_tma::rows_of_x(p.rows_m, plan.pair), &x);
     if (status != cudaSuccess) return status;
-    const LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks * plan.pair),
+    const bool packs =
+        p.output.dtype == kDtypeOf<X> && p.width % 2 == 0 && is_aligned(p.output.y, 2 * sizeof(X));
+    // Results that are put together in shared memory need the place of the next tile.
+    const Index tiles_of_all = Index{p.tiles} * p.m_tiles;
+    const Index running = packs && p.ranks == 1
+                              ? std::clamp<Index>(plan.clusters / problem.batch, 1, tiles_of_all)
+                              : tiles_of_all;
+    const LaunchShape shape{{static_cast<unsigned>(running * p.ranks * plan.pair),
                              static_cast<unsigned>(problem.batch)},
                             S::kThreads,
                             S::kSharedBytes,
                             p.ranks * plan.pair};
-    const bool packs =
-        p.output.dtype == kDtypeOf<X> && p.width % kChunk == 0 && is_aligned(p.output.y, 16);
     return launch_kernel(gemm_tma::gemv_gemm_tma<kFormat, kBits, X, kColumns>, shape, device,
-                         stream, p, weights, x, plan.pair, quad_scales(problem, operands), packs);
+                         stream, p, weights, x, plan.pair, loads_of<S>(problem, operands, p.groups),
+                         quad_scales(problem, operands), packs);
   }
 };
 

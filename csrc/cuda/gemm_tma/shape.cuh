@@ -21,7 +21,8 @@ struct Shape {
   using C = gemm::Numbers<kFormat, kBits>;
   static constexpr int kColumns = kMostColumns;
   // Of a quad, with terms of their own: groups of 32 codes and more, and of tables of 16.
-  static constexpr int kMostSlots = C::kEntries > 0 ? 8 : 4, kSlotK = kQuadK / kMostSlots;
+  static constexpr int kMostSlots = kFormat == Format::kCodebook ? 8 : 4,
+                       kSlotK = kQuadK / kMostSlots;
   static constexpr int kStageK = 128 / sizeof(X);  // 128 bytes of a row, as the swizzle has it
   static constexpr int kTurnK = kTurnStages * kStageK;
   // Warps that multiply, 64 rows each four; then those that decode, in groups of four that take turns; then one
@@ -32,6 +33,8 @@ struct Shape {
   // Stages of both operands, and boxes of codes, each of one quad or two.
   static constexpr int kStages = 4, kStageBytes = kXAt + kColumns * 128;
   static constexpr int kUnitK = (kBits <= 4 ? 2 : 1) * kQuadK, kBoxTurns = kUnitK / kTurnK;
+  static constexpr int kBoxStages = kBoxTurns * kTurnStages;
+  static constexpr int kRoundStages = kBoxStages > kStages ? kBoxStages : kStages;
   static constexpr int kStageRowBytes = kStageK * kBits / 8;
   static constexpr int kRowBytes = kUnitK * kBits / 8, kBoxBytes = kTileRows * kRowBytes;
   // Whether two CTAs of a cluster may decode half of a tile each, for both.
@@ -47,6 +50,16 @@ JAXGEMV_HD constexpr int rows_of_x(int rows_m, int pair) {
   return ((rows_m + pair - 1) / pair + 7) & ~7;
 }
 
+// The row of a tile of the weights that is row i of operand A: a lane's sums, of rows g and g + 8 of 16, are neighbours.
+JAXGEMV_HD constexpr int row_of_operand(int i) { return (i & ~15) | i % 8 * 2 | i / 8 % 2; }
+
+// How a thread loads scales, [0], and shifts: `step` slots from one that begins a group to the next; by_eights: whether
+// the 8 bytes that have all of a turn may be loaded at once.
+struct Loads {
+  int step;
+  bool by_eights[2];
+};
+
 // Scales of one byte that a thread may load several at a time: of groups of 16 or 32 codes, 8 or 4 bytes a quad, in
 // pieces of 4 bytes or 2 as rows are aligned. 0 bytes: any other scales.
 struct QuadScales {
@@ -55,18 +68,53 @@ struct QuadScales {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// What a CTA has of the work: its units of K and rows of x, and of the weights what it decodes. Two that have the same
-// weights and share of K may be a pair.
+// A tile of the result, by its number among the weights' rows and among x's; and its rows of x, M from m0 on, which in
+// the batch begin at first_row.
+struct Tile {
+  int number, column;
+};
+struct RowsOfX {
+  int m0, M;
+  Index first_row;
+};
+
+// What a CTA has of the work: its tiles, which follow one another, units of K, and of the weights what it decodes. Two
+// that have the same weights and share of K may be a pair.
 template <typename S>
 struct Work : Share {
   int ctas = 1, half = 0;  // of the pair
+  int first_stage, stages;
+  int step;  // from one tile to the next
 
   __device__ __forceinline__ Work(const Params& params, int pair)
       : Share(params, pair > 1 ? blockIdx.x / 2 : blockIdx.x) {
-    if (!S::kPairs || pair < 2) return;
-    ctas = 2, half = blockIdx.x % 2;
-    const int rows = (params.rows_m + 1) / 2;
-    m0 += half * rows, first_row += half * rows, M = max(min(M - half * rows, rows), 0);
+    if (S::kPairs && pair > 1) ctas = 2, half = blockIdx.x % 2;
+    first_stage = first_unit * S::kBoxStages;
+    const int all = (params.x.K + S::kStageK - 1) / S::kStageK;
+    stages = s < 0 ? 0 : min(last_unit * S::kBoxStages, all) - first_stage;
+    step = over(static_cast<int>(gridDim.x), params.ranks * ctas);
+  }
+  // Stages with those behind K, which have nothing in them: a tile begins where a round of stages and of boxes does.
+  __device__ __forceinline__ int rounded() const {
+    return (stages + S::kRoundStages - 1) / S::kRoundStages * S::kRoundStages;
+  }
+  __device__ __forceinline__ RowsOfX rows_of(const Params& params, const Tile& tile) const {
+    const int rows = ctas > 1 ? (params.rows_m + 1) / 2 : params.rows_m;
+    const int begin = tile.column * params.rows_m, m0 = begin + half * rows;
+    const int M = max(min(min(params.M, begin + params.rows_m) - m0, rows), 0);
+    return {m0, M, Index{blockIdx.y} * params.M + m0};
+  }
+  // Of all its tiles.
+  __device__ __forceinline__ int all_stages(const Params& params) const {
+    const int left = params.tiles * params.m_tiles - cluster;
+    return left > 0 ? rounded() * over(left + step - 1, step) : 0;
+  }
+  // use(tile), for each of this CTA.
+  template <typename Use>
+  __device__ __forceinline__ void each_tile(const Params& params, Use&& use) const {
+#pragma unroll 1
+    for (int i = cluster; i < params.tiles * params.m_tiles; i += step)
+      use(tile_of(i, params.m_tiles));
   }
   // Rows of the weights to decode, from which of the tile's on; by so many warps, in so many turns.
   __device__ __forceinline__ int rows() const { return kTileRows / ctas; }
@@ -75,9 +123,42 @@ struct Work : Share {
   __device__ __forceinline__ int turns() const { return S::kTurns * ctas; }
   __device__ __forceinline__ int slots() const { return S::kSlots * ctas; }
   __device__ __forceinline__ int box_bytes() const { return S::kBoxBytes / ctas; }
+  static __device__ __forceinline__ Tile tile_of(int i, int m_tiles) {
+    const int number = over(i, m_tiles);
+    return {number, i - number * m_tiles};
+  }
   // The cluster's number of the CTA that has share `rank` of K of the same result, and of the other one of this pair.
   __device__ __forceinline__ int of(int rank) const { return rank * ctas + half; }
   __device__ __forceinline__ int other() const { return rank * ctas + 1 - half; }
+};
+
+// A tile and a stage in it, of all that one thread asks for, in turn. By additions, as divisions would take longer than
+// what they are for.
+template <typename S>
+class Cursor {
+ public:
+  __device__ __forceinline__ Cursor(const Params& params, const Work<S>& own)
+      : tiles_(own.stages > 0 ? params.tiles : 0),
+        m_tiles_(params.m_tiles),
+        tile_(Work<S>::tile_of(own.cluster, m_tiles_)),
+        step_(Work<S>::tile_of(own.step, m_tiles_)) {}
+
+  __device__ __forceinline__ bool is_over() const { return tile_.number >= tiles_; }
+  __device__ __forceinline__ const Tile& tile() const { return tile_; }
+  __device__ __forceinline__ int stage() const { return stage_; }
+  // By so many stages, which end where a tile does.
+  __device__ __forceinline__ void go_on(int stages, int of_tile) {
+    stage_ += stages;
+    if (stage_ < of_tile) return;
+    stage_ = 0, tile_.number += step_.number, tile_.column += step_.column;
+    if (tile_.column >= m_tiles_) tile_.column -= m_tiles_, ++tile_.number;
+  }
+
+ private:
+  const int tiles_, m_tiles_;
+  Tile tile_;
+  const Tile step_;
+  int stage_ = 0;
 };
 
 // When a stage has been decoded and x is there, and when it has been used; when a box is there, and has been read; and
