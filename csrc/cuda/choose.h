@@ -72,17 +72,26 @@ constexpr bool is_for_gemm_tma(const Problem& problem) {
          !has_groups_of_16(problem);
 }
 
+// Small groups of which a thread of gemm_tma loads a turn's scales at once: 8 bytes, as rows of 16-bit ones are aligned.
+constexpr bool has_eights_of_scales(const Problem& problem) {
+  return has_small_groups(problem) && problem.K % (4 * problem.group) == 0;
+}
+
 // The most rows of x for which gemm_tma is faster than XLA's product with the weights that `dequantize` has made: as
-// many as are one tile for each SM, or many more of large matrices. "Decoded by warps of their own".
+// many as are one tile for each SM, or many more of large matrices. "Decoded by warps of their own", "One tile after
+// another".
 constexpr Index gemm_tma_rows(const Problem& problem) {
   constexpr Index kTileRows = 128, kTileColumns = 256, kSms = 132;
   const Index codes = problem.N * problem.K;
   if (problem.x == Dtype::kF32)  // of which a stage has half as many codes to decode
     return is_slow_to_decode(problem) || problem.K < 2048 || problem.N < 2048 ? 512 : 2048;
+  const bool is_slow = has_table(problem) || (has_small_groups(problem) && !has_float8(problem) &&
+                                              !has_eights_of_scales(problem));
+  if (problem.K < 512) return problem.N >= 32768 ? 512 : is_slow ? 128 : 256;
   // Pairs of CTAs decode half as much each. Below 8192 rows of the weight there are too few for 512 of x.
-  if (is_slow_to_decode(problem) && !has_float8(problem))
-    return codes < Index{15} << 20 ? 128 : problem.N < 8192 || problem.K < 512 ? 256 : 1024;
-  if (problem.K < 512 || problem.N < 2048) return 256;
+  if (is_slow)
+    return codes < Index{15} << 20 ? 128 : problem.N < 8192 && codes < Index{48} << 20 ? 256 : 1024;
+  if (problem.N < 2048) return 256;
   if (codes >= Index{1} << 24) return 2048;
   return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, 8);
 }
@@ -104,12 +113,16 @@ constexpr Index gemm_rows(const Problem& problem) {
 constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_rows(problem); }
 
 // The same for tables of 16 with scales of one byte, an even number a row, which gemm_tma decodes in pairs if they are
-// E2M1, mxfp4 and nvfp4: "Decoded by warps of their own".
+// E2M1, mxfp4 and nvfp4, and x has 16 bits; of float32 x in groups of 16, others being as all: "Decoded by warps of
+// their own".
 constexpr Index pairs_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
-  const bool fits = all<has_table, has_16_bit_x>(problem) && problem.bits == 4 &&
-                    (problem.group == 16 || problem.group == 32) && problem.K % 64 == 0;
-  if (!fits || codes < Index{3} << 20 || problem.N < 1024) return 0;
+  const bool is_wide = problem.x == Dtype::kF32;
+  const bool fits = has_table(problem) && problem.bits == 4 && problem.K % 64 == 0 &&
+                    (problem.group == 16 || (problem.group == 32 && !is_wide));
+  if (!fits || codes < Index{is_wide ? 2 : 3} << 20 || problem.N < 1024) return 0;
+  if (is_wide) return 512;
+  if (problem.K < 512 && problem.N >= 32768) return 512;
   if (codes >= Index{1} << 24 && problem.K >= 512) return problem.N < 16384 ? 2048 : 1024;
   if (problem.K < 512 || problem.N < 2048 || problem.N > 8192) return 256;
   return problem.K < 2048 ? 384 : 512;
@@ -256,7 +269,8 @@ inline constexpr Crossover kCrossovers[] = {
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
     {"direct", 0, 65, kAnyRows, kAnyRows, is_for_direct},
     {"gemm_tma", 4, 65, kAnyRows, kAnyRows, is_for_pairs, kOneByteScale},
-    {"gemm", 0, 65, 128, kAnyRows, all<is_for_gemm, has_codes<96>, is_slow_to_decode>},
+    {"gemm", 0, 65, 128, kAnyRows,
+     all<is_for_gemm, has_x<Dtype::kF32>, has_codes<96>, is_slow_to_decode>},
     {"gemm", 0, 65, 128, kAnyRows,
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},
