@@ -72,7 +72,7 @@ constexpr bool is_for_gemm_tma(const Problem& problem) {
          !has_groups_of_16(problem);
 }
 
-// Small groups of which a thread of gemm_tma loads a turn's scales at once: 8 bytes, as rows of 16-bit ones are aligned.
+// Small groups of which a thread of gemm_tma loads a turn's scales at once, 8 bytes, if these have 16 bits.
 constexpr bool has_eights_of_scales(const Problem& problem) {
   return has_small_groups(problem) && problem.K % (4 * problem.group) == 0;
 }
@@ -93,7 +93,8 @@ constexpr Index gemm_tma_rows(const Problem& problem) {
     return codes < Index{15} << 20 ? 128 : problem.N < 8192 && codes < Index{48} << 20 ? 256 : 1024;
   if (problem.N < 2048) return 256;
   if (codes >= Index{1} << 24) return 2048;
-  return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, 8);
+  const Index most = all<has_integers, has_small_groups>(problem) ? 1 : 8;
+  return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, most);
 }
 
 // The same for gemm and gemm_tma together, and 0 where it is never. Below a number of weights, or of rows of them,
@@ -270,7 +271,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 65, kAnyRows, kAnyRows, is_for_direct},
     {"gemm_tma", 4, 65, kAnyRows, kAnyRows, is_for_pairs, kOneByteScale},
     {"gemm", 0, 65, 128, kAnyRows,
-     all<is_for_gemm, has_x<Dtype::kF32>, has_codes<96>, is_slow_to_decode>},
+     all<is_for_gemm, has_codes<96>, is_slow_to_decode, any<has_table, has_x<Dtype::kF32>>>},
     {"gemm", 0, 65, 128, kAnyRows,
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},

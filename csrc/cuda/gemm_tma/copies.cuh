@@ -33,8 +33,8 @@ class Bringer {
 #pragma unroll 1
     for (int i = 0; i < S::kStages; ++i) ask_for_x();
   }
-  // When stage i of a tile is being multiplied, so that it has been decoded; a warp that multiplies asks for x two stages
-  // late, when all others have used what that takes the place of.
+  // When stage i of a tile is being multiplied, so that it has been decoded; a warp that multiplies asks for x two
+  // stages late, when all others have used what that takes the place of.
   __device__ __forceinline__ void next(int i) {
     if (S::kBrings || late_ == 2)
       ask_for_x();

@@ -1,10 +1,10 @@
 // More rows of x than 64, on Hopper, where rows of weights and x are whole 16 bytes: a product with the dequantised
 // weights, each rounded once to x's dtype, that never writes them anywhere but into shared memory.
 //
-// A tile has 128 rows of the weights and 128 or 256 of x; a CTA has one after another, so that the next is decoded while
-// results of the last are written. CTAs of a cluster share K, or are pairs for 512 rows of x that decode half of the
-// weights each and send it to the other. One thread asks for boxes of codes, and of x as it is. Some warps decode, two
-// groups of four multiply, with both operands in shared memory.
+// A tile has 128 rows of the weights and 128 or 256 of x; a CTA has one after another, so that the next is decoded
+// while results of the last are written. CTAs of a cluster share K, or are pairs for 512 rows of x that decode half of
+// the weights each and send it to the other. One thread asks for boxes of codes, and of x as it is. Some warps decode,
+// two groups of four multiply, with both operands in shared memory.
 #pragma once
 
 #include "copies.cuh"

@@ -7,8 +7,8 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A load takes the cache 32 cycles, since each lane's row is another line, and shared memory waits for it: so where that
-// can be, the 8 bytes that have all of a turn are asked for at once. kMany: a turn may have several groups.
+// A load takes the cache 32 cycles, since each lane's row is another line, and shared memory waits for it: so where
+// that can be, the 8 bytes that have all of a turn are asked for at once. kMany: a turn may have several groups.
 template <typename S, bool kMany>
 class RowOfScales {
  public:

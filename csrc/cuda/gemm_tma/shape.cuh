@@ -53,8 +53,8 @@ JAXGEMV_HD constexpr int rows_of_x(int rows_m, int pair) {
 // The row of a tile of the weights that is row i of operand A: a lane's sums, of rows g and g + 8 of 16, are neighbours.
 JAXGEMV_HD constexpr int row_of_operand(int i) { return (i & ~15) | i % 8 * 2 | i / 8 % 2; }
 
-// How a thread loads scales, [0], and shifts: `step` slots from one that begins a group to the next; by_eights: whether
-// the 8 bytes that have all of a turn may be loaded at once.
+// How a thread loads scales, [0], and shifts. step: slots from one that begins a group to the next; by_eights:
+// whether the 8 bytes that have all of a turn may be loaded at once.
 struct Loads {
   int step;
   bool by_eights[2];
