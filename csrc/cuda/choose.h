@@ -72,9 +72,9 @@ constexpr bool is_for_gemm_tma(const Problem& problem) {
          !has_groups_of_16(problem);
 }
 
-// Small groups of which a thread of gemm_tma loads a turn's scales at once, 8 bytes, if these have 16 bits.
+// Rows of scales that are whole 8 bytes if these have 16 bits, which a thread of gemm_tma loads at once.
 constexpr bool has_eights_of_scales(const Problem& problem) {
-  return has_small_groups(problem) && problem.K % (4 * problem.group) == 0;
+  return problem.K % (4 * problem.group) == 0;
 }
 
 // The most rows of x for which gemm_tma is faster than XLA's product with the weights that `dequantize` has made: as
@@ -85,16 +85,16 @@ constexpr Index gemm_tma_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
   if (problem.x == Dtype::kF32)  // of which a stage has half as many codes to decode
     return is_slow_to_decode(problem) || problem.K < 2048 || problem.N < 2048 ? 512 : 2048;
-  const bool is_slow = has_table(problem) || (has_small_groups(problem) && !has_float8(problem) &&
-                                              !has_eights_of_scales(problem));
+  const bool is_small = all<has_integers, has_small_groups>(problem);
+  const bool is_slow = has_table(problem) || (is_small && !has_eights_of_scales(problem));
   if (problem.K < 512) return problem.N >= 32768 ? 512 : is_slow ? 128 : 256;
   // Pairs of CTAs decode half as much each. Below 8192 rows of the weight there are too few for 512 of x.
   if (is_slow)
     return codes < Index{15} << 20 ? 128 : problem.N < 8192 && codes < Index{48} << 20 ? 256 : 1024;
   if (problem.N < 2048) return 256;
   if (codes >= Index{1} << 24) return 2048;
-  const Index most = all<has_integers, has_small_groups>(problem) ? 1 : 8;
-  return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, most);
+  if (is_small) return kTileColumns;
+  return kTileColumns * std::clamp<Index>(kSms * kTileRows / problem.N, 1, 8);
 }
 
 // The same for gemm and gemm_tma together, and 0 where it is never. Below a number of weights, or of rows of them,
@@ -123,9 +123,9 @@ constexpr Index pairs_rows(const Problem& problem) {
                     (problem.group == 16 || (problem.group == 32 && !is_wide));
   if (!fits || codes < Index{is_wide ? 2 : 3} << 20 || problem.N < 1024) return 0;
   if (is_wide) return 512;
-  if (problem.K < 512 && problem.N >= 32768) return 512;
-  if (codes >= Index{1} << 24 && problem.K >= 512) return problem.N < 16384 ? 2048 : 1024;
-  if (problem.K < 512 || problem.N < 2048 || problem.N > 8192) return 256;
+  if (problem.K < 512) return problem.N >= 32768 ? 512 : 256;
+  if (codes >= Index{1} << 24) return problem.N < 16384 ? 2048 : 1024;
+  if (problem.N < 2048 || problem.N > 8192) return 256;
   return problem.K < 2048 ? 384 : 512;
 }
 constexpr bool is_for_pairs(const Problem& problem) { return problem.M <= pairs_rows(problem); }

@@ -160,14 +160,6 @@ __device__ __forceinline__ void store_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 
-// Two matrices of 8 x 8 numbers of 16 bits, as wgmma lays out results, each transposed: of lanes 8 i .. 8 i + 7
-// where column 0 .. 7 of matrix i goes, 16 bytes.
-__device__ __forceinline__ void store_transposed(uint32_t to, uint32_t first, uint32_t second) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
-               "r"(first), "r"(second)
-               : "memory");
-}
-
 // Registers a thread of this warpgroup has from here on: fewer, or more.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {

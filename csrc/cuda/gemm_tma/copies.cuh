@@ -58,7 +58,7 @@ class Bringer {
     wait(barriers_.read(slot_), round_ ^ 1);
     arrive_and_expect(barriers_.came(slot_), own_.box_bytes());
     copy_box(shared_ + S::kBoxes + slot_ * own_.box_bytes(), weights_,
-             byte_ + box_.stage() * (S::kRowBytes / S::kBoxStages),
+             byte_ + box_.stage() * S::kStageRowBytes,
              box_.tile().number * kTileRows + own_.first(), entry_, barriers_.came(slot_));
     box_.go_on(S::kBoxStages, stages_);
     if (++slot_ == own_.slots()) slot_ = 0, round_ ^= 1;

@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                   [&](int n) { return RoundedRow<S, X, false>(params, own.s, n, loads, table); });
   }
   if (S::kPairs) setmaxnreg_inc<200>();
-  Bringer<S> bringer(params, own, weights, x, shared,
-                     barriers);  // of which the first thread makes use, or none
+  // Of use to the first thread, or none.
+  Bringer<S> bringer(params, own, weights, x, shared, barriers);
   Multiplier<S, X> multiplier(params, own, shared, barriers, &bringer);
   own.each_tile(params, [&](const Tile& tile) {
     float y[kColumns / 2] = {};

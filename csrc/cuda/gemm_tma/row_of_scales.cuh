@@ -13,6 +13,7 @@ template <typename S, bool kMany>
 class RowOfScales {
  public:
   static constexpr int kMost = kMany ? S::kTurnK / S::kSlotK : 1;  // slots of a turn
+  static constexpr int kSecond = kMany ? 1 : 0;  // of two words, where there may be
 
   __device__ __forceinline__ RowOfScales(const Params& params, const ScaleSource& source, int s,
                                          int n, int step, bool by_eights)
@@ -27,7 +28,7 @@ class RowOfScales {
   __device__ __forceinline__ void ask(int k) {
     if (by_eights_) {
       const uint2 eight = __ldg(reinterpret_cast<const uint2*>(row_ + (place_of(k) & ~7)));
-      bits_[0] = eight.x, bits_[kMany] = eight.y;
+      bits_[0] = eight.x, bits_[kSecond] = eight.y;
       return;
     }
     with_type([&](auto number) {
@@ -43,7 +44,7 @@ class RowOfScales {
       return with_type(
           [&](auto number) { each([&](int i, int) { to[i] = as_float(number, bits_[i]); }); });
     const int place = place_of(k);
-    const uint32_t second = bits_[kMany];
+    const uint32_t second = bits_[kSecond];
     const uint32_t first = (place & 4 ? second : bits_[0]) >> (place & 3) * 8;
     with_type([&](auto number) {
       constexpr int kBits = 8 * sizeof(number), kInWord = 32 / kBits;
@@ -61,7 +62,7 @@ class RowOfScales {
   const Dtype dtype_;
   const int step_;  // slots from one that begins a group to the next
   const bool by_eights_;
-  uint32_t bits_[kMany && kMost < 2 ? 2 : kMost] = {};
+  uint32_t bits_[kMost] = {};  // of slots, or the two words of eight bytes
 
   __device__ __forceinline__ int place_of(int k) const { return groups_.of(k) * g_bytes_; }
   // One type for all slots: a branch for each would keep their loads apart.

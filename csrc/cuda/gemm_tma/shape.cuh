@@ -21,8 +21,7 @@ struct Shape {
   using C = gemm::Numbers<kFormat, kBits>;
   static constexpr int kColumns = kMostColumns;
   // Of a quad, with terms of their own: groups of 32 codes and more, and of tables of 16.
-  static constexpr int kMostSlots = kFormat == Format::kCodebook ? 8 : 4,
-                       kSlotK = kQuadK / kMostSlots;
+  static constexpr int kMostSlots = C::kEntries > 0 ? 8 : 4, kSlotK = kQuadK / kMostSlots;
   static constexpr int kStageK = 128 / sizeof(X);  // 128 bytes of a row, as the swizzle has it
   static constexpr int kTurnK = kTurnStages * kStageK;
   // Warps that multiply, 64 rows each four; then those that decode, in groups of four that take turns; then one
