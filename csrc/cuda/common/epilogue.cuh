@@ -73,15 +73,19 @@ __device__ __forceinline__ float residual_of(const Output& output, Index at) {
   return float_of_bits(residual_bits(output, at), output.residual.dtype);
 }
 
-// y[at] from the sum; `up`: of a gated activation, the sum of the second half.
+// A result from its sum; `up`: of a gated activation, the sum of the second half.
+__device__ __forceinline__ float finished(const Output& output, float sum, float up,
+                                          float residual) {
+  sum = activate(output.activation, sum);
+  if (is_gated(output.activation)) sum *= up;
+  return sum + residual;
+}
+
+// y[at] from the sum.
 template <Parts kParts>
 __device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up,
                                        float residual) {
-  if constexpr (kParts != Parts::kNone) {
-    sum = activate(output.activation, sum);
-    if (is_gated(output.activation)) sum *= up;
-    sum += residual;
-  }
+  if constexpr (kParts != Parts::kNone) sum = finished(output, sum, up, residual);
   store(output.y, output.dtype, at, sum);
 }
 

@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
     partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
   if (packs)
-    put_fours<S>(params, own, tile, partial, factors, S::kConsumers);
+    put_fours<S, true>(params, own, tile, partial, factors, S::kConsumers);
   else
     put_results<S>(params, own, tile, partial, factors, S::kWarps);
 #endif
