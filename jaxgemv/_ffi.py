@@ -61,6 +61,8 @@ class Backend(NamedTuple):
     rounded_rows: Callable[[int, bool, int, int, int, str, int, str], int] = lambda *_: 0
     # (N, K, group, format, bits, dtype of x) -> rows of x up to which XLA's own loop is faster.
     loop_rows: Callable[[int, int, int, str, int, str], int] = lambda *_: 0
+    # (compute capability, N, K, group, format, bits, dtype of x) -> rows from which parts without a norm are inside.
+    epilogue_from: Callable[[int, int, int, int, str, int, str], int] = lambda *_: 1 << 62
     # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.
     dequantizes: Callable[[int, str], bool] = lambda *_: False
     # () -> of CUDA, those of the driver and of the build: 12040 is 12.4.
@@ -113,7 +115,7 @@ def _backend(module) -> Backend:
         Kernel(name, format, bits, x, rows, frozenset(operands), transposed)
         for name, format, bits, x, rows, operands, transposed in module.kernels()
     )
-    names = "image_bytes", "rounded_rows", "loop_rows", "dequantizes", "versions"
+    names = "image_bytes", "rounded_rows", "loop_rows", "epilogue_from", "dequantizes", "versions"
     functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return Backend(kernels, **module.crossovers(), **functions)
 

@@ -83,7 +83,7 @@ def wgmma(bits: int) -> list[Case]:
 
 
 def wgmma_tma(bits: int) -> list[Case]:
-    """9 to 64 rows; rows of whole 16 bytes, groups of whole 32, or one scale a row, of any dtype.
+    """2 to 64 rows; rows of whole 16 bytes, groups of whole 32, or one scale a row, of any dtype.
 
     16, 32 and 64 columns, more than a CTA has; groups of warps and CTAs that share K; a box that ends in the middle.
     Groups of 32 and 64, whose scales are copied ahead where a row has whole fours of them; and others.
@@ -91,6 +91,10 @@ def wgmma_tma(bits: int) -> list[Case]:
     least = 128 // math.gcd(bits, 128)  # codes of whole 16 bytes
     cases = [
         *wgmma(bits),
+        Case(2, 300, 4096, 128, "zero", bias=True),
+        Case(3, 65, 896, 32, "offset", scale="float32"),
+        Case(5, 513, 1024, "row", "mid"),
+        Case(8, 130, 14336, 64, "fraction", scale="bfloat16"),
         Case(9, 100, 896, 32, "integer", scale="float16"),
         Case(16, 65, 2880, 32, "zero", scale="bfloat16"),  # in the middle of a quad
         Case(24, 130, 1056, 32, "fraction", scale="bfloat16"),  # 33 groups

@@ -48,7 +48,7 @@ ROWS = {
     "amx_bf16": (12, 64),
     "stream": (1, 16),
     "wgmma_any": (3, 64),
-    "wgmma_tma": (9, 64),
+    "wgmma_tma": (2, 64),
 }
 # Parts do not depend on the width, but for what they are fused into.
 WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}
@@ -112,6 +112,14 @@ def test_parts(kernel):
 def test_norm_of_long_rows(kernel):
     """Several CTAs of a GPU share a row, and each knows the squares of its own part."""
     run_parts(kernel, [v for v in variants_of(kernel) if v[1] == ALL], groups=51)
+
+
+@by_name([k for k in SOME if k.name == "wgmma_tma"])
+def test_whole_fours(kernel):
+    """Of results, also in each half of those that are gated: in one CTA, and in several that share K."""
+    variants = variants_of(kernel)
+    run_parts(kernel, variants, n=96)
+    run_parts(kernel, variants, groups=51, n=600)
 
 
 @by_name([k for k in SOME if k.name == "stream" and k.x != "float32" and k.bits > 2])

@@ -298,7 +298,7 @@ def test_what_the_last_kernel_left(kernel, rng):
     for m in {
         "stream": (1, 2, 8, 9),
         "wgmma": (9, 33),
-        "wgmma_tma": (9, 17, 33),
+        "wgmma_tma": (2, 9, 17, 33),
         "mma_any": (1, 9, 17, 33),
         "wgmma_any": (9, 17, 33),
         "gemm": (65, 130),

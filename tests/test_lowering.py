@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import QuantizedTensor, _dispatch, gemv
 from jaxgemv._ffi import TARGET, backends
 
 built = pytest.mark.skipif(backends["cuda"].missing is not None, reason="jaxgemv._cuda is not built")
@@ -149,6 +149,25 @@ def test_gradient_is_one_call_each_way(platform, many):
     )
     assert len(calls(text, transposed=True)) == (not many)
     assert bool(re.search(rf"tensor<(\d+x)*{N}x{K}x", text)) == many
+
+
+@built
+def test_parts_of_large_weights(monkeypatch):
+    """Without a norm: inside of one or two rows of x, and on Hopper of many that meet large weights."""
+
+    def inside(rows, n, capability=9, **parts):
+        monkeypatch.setattr(_dispatch, "_capability", lambda: capability)
+        jax.clear_caches()  # of what was lowered for another GPU
+        w = QuantizedTensor(packed=spec(n, 512, dtype="uint32"), scale=spec(n, 32), bits=4)
+        (call,) = calls(lowered("cuda", lambda x, w: gemv(x, w, **parts), spec(rows, 4096), w))
+        return "activation = " in call or "residual" in call
+
+    gated = {"activation": "swiglu"}
+    assert [rows for rows in (2, 3, 8, 9, 16, 64) if inside(rows, 28672, **gated)] == [2, 9, 16, 64]
+    assert [rows for rows in (2, 9, 16, 17, 64) if inside(rows, 8192, **gated)] == [2, 17, 64]
+    assert not inside(64, 4096, **gated)
+    assert not inside(16, 28672, capability=8, **gated)
+    assert inside(16, 28672, residual=jnp.ones((16, 28672), jnp.bfloat16))
 
 
 @with_kernels

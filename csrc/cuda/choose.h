@@ -28,6 +28,7 @@ constexpr bool has_groups_of_16(const Problem& problem) {
 constexpr bool has_small_groups(const Problem& problem) {
   return !has_one_group(problem) && problem.group % 128 != 0;
 }
+constexpr bool has_groups_of_32(const Problem& problem) { return problem.group == 32; }
 constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
 
 // The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
@@ -176,9 +177,13 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 16, 1 << 21, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
     {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
     {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kEpilogue},
+    // Against stream, in which x * norm is two numbers, as it is here: "Few rows of x".
+    {"wgmma_tma", 0, 3, 4, kAnyRows, has_codes<100>, kNorm},
+    {"wgmma_tma", 0, 5, 8, kAnyRows, has_codes<24>, kNorm},
+    {"direct", 4, 4, 8, 16 << 20, is_fast_in_direct, kNorm},
     // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
     // "Boxes of weights"; of tables "One fp16 for an entry".
-    {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<24>, kNorm},
+    {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<8>, kNorm},
     {"wgmma_tma", 4, 9, 16, kAnyRows,
      all<has_table, any<has_codes<100>, all<has_codes<20>, has_columns<16384>>>>, kOneByteScale},
     {"wgmma_tma", 4, 9, 16, kAnyRows,
@@ -204,6 +209,14 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<24>, has_one_group>},
     {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
+    // Against all but stream: "Few rows of x".
+    {"wgmma_tma", 0, 2, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<4>, has_rows<512>>},
+    {"stream", 4, 3, 8, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
+    {"wgmma_tma", 4, 3, 8, kAnyRows,
+     all<has_table, has_groups_of_32, has_long_rows, has_codes<12>>},
+    {"wgmma_tma", 0, 4, 8, kAnyRows, all<has_rare_width, has_small_groups, has_codes<17>>},
+    {"wgmma_tma", 0, 5, 8, kAnyRows,
+     all<has_rare_width, any<has_codes<48>, all<has_width<5>, has_codes<24>>>>},
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
@@ -242,6 +255,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 8, 11 << 20},
     {"direct", 0, 2, 2, 24 << 20, all<has_integers, has_small_groups>},
     {"direct", 0, 2, 8, 16 << 20, has_integers},
+    {"wgmma_tma", 4, 3, 8, kAnyRows, all<has_table, has_codes<12>>, kOneByteScale},
     {"wgmma_any", 0, 2, 8, kAnyRows, all<has_groups_of_16, has_codes<11>>},
     {"wgmma_any", 4, 3, 8, kAnyRows, all<has_table, has_codes<8>, any<has_odd_rows, has_codes<17>>>,
      kOneByteScale},
@@ -276,6 +290,8 @@ inline constexpr Crossover kCrossovers[] = {
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},
     {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
+    // Against mma_any: "Few rows of x".
+    {"wgmma_tma", 0, 3, 8, kAnyRows, has_codes<64>},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
     {"stream", 0, 1, 16},
     {"mma_any", 0, 1, kAnyRows},
@@ -289,6 +305,14 @@ inline constexpr Crossover kCrossovers[] = {
 // A global scale alone is always inside, since outside it is a kernel of XLA's, and beside an activation or a residual
 // for as many rows as stream has an epilogue for.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
+
+// From how many rows on they are inside again, on GPUs of compute capability `major`: where wgmma_tma is the kernel, which
+// has them at its end in a microsecond, and XLA's takes two. "Few rows of x".
+constexpr Index epilogue_from(int major, const Problem& problem) {
+  if (major != 9 || problem.bits < 3 || problem.K * problem.bits % 128 != 0) return kAnyRows;
+  if (all<has_codes<48>, has_rows<14336>>(problem)) return 9;
+  return all<has_codes<24>, has_rows<8192>>(problem) ? 17 : kAnyRows;
+}
 
 // The same where weights may be rounded, on GPUs of compute capability `major`; whatever M is.
 constexpr Index most_rounded_rows(int major, const Problem& problem, bool has_one_byte_scale) {

@@ -58,6 +58,17 @@ NB_MODULE(_cuda, m) {
       "most_rows of crossovers() where weights (n, k) may be rounded to x's dtype, on GPUs of "
       "compute capability `major`.x.");
   m.def(
+      "epilogue_from",
+      [=](int major, int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
+          std::string_view x) {
+        return cuda::epilogue_from(major, problem_of(n, k, group, format, bits, x));
+      },
+      nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("group"),
+      nanobind::arg("format"), nanobind::arg("bits"), nanobind::arg("x"),
+      "Rows of x from which an activation and a residual of weights (n, k) are faster inside "
+      "again, "
+      "on GPUs of compute capability `major`.x.");
+  m.def(
       "dequantizes",
       [=](int64_t codes, std::string_view x) {
         return cuda::is_for_dequantize(codes, dtype_of(x));

@@ -14,14 +14,17 @@ inline constexpr int kInsideColumns = 2, kMostColumns = 64;
 constexpr int kQuadK = 128, kMetaWords = 12;
 constexpr int kRecordBytes = kQuadK * 2 + kMetaWords * 4;  // of 128 k and a column
 
-// Of a row of x, where a slice has so many of them; room for whole units of every width.
+// Of a column; room for whole units of every width.
+constexpr Index column_bytes(Index K) { return ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes; }
+
+// Of a row of x, where a slice has so many of them.
 constexpr Index least_image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
   const int parts = parts_of(x, has_norm);
-  return rows * parts <= kInsideColumns ? 0 : ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes * parts;
+  return rows * parts <= kInsideColumns ? 0 : column_bytes(K) * parts;
 }
 
 // The rows of x that wgmma_tma takes, and the columns of its image, used or not.
-inline constexpr Index kFirstTmaRow = 9, kLastTmaRow = 64;
+inline constexpr Index kFirstTmaRow = 2, kLastTmaRow = 64;
 constexpr Index tma_columns(Index columns) {
   return columns <= 16   ? 16
          : columns <= 32 ? 32
@@ -30,10 +33,9 @@ constexpr Index tma_columns(Index columns) {
 
 // With room for these too.
 constexpr Index image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
-  const Index least = least_image_row_bytes(rows, K, x, has_norm);
-  if (rows < kFirstTmaRow || rows > kLastTmaRow) return least;
-  const Index columns = rows * parts_of(x, has_norm);
-  return ceil_div(ceil_div(least * rows / columns * tma_columns(columns), rows), Index{16}) * 16;
+  if (rows < kFirstTmaRow || rows > kLastTmaRow) return least_image_row_bytes(rows, K, x, has_norm);
+  const Index bytes = column_bytes(K) * tma_columns(rows * parts_of(x, has_norm));
+  return ceil_div(ceil_div(bytes, rows), Index{16}) * 16;
 }
 
 }  // namespace jaxgemv::cuda::mma_any
