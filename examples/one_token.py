@@ -29,11 +29,17 @@ def takes(cache):
 def attend(y, norms, cache, positions, turn, config, window=0, interpret=False):
     """What model.attend_all gives for the one token of y (1, heads + 2 kv_heads, D)."""
     kv_heads, size, width = cache[0].shape
-    # Tuned on an H200, heads of 64 and 128: by sums up to 1024 positions, by tensor cores above.
-    rows = 1 if size <= 1024 else max(TILE, pl.next_power_of_2(config.n_heads // kv_heads))
-    block, warps = (min(256, 32768 // width), 8) if rows == 1 else (128, 4)
-    programs = config.n_heads if rows == 1 else kv_heads
-    splits = max(1, min(size // 256, 128 // programs))
+    # Tuned on an H200, heads of 64 and 128: by sums up to 1024 positions, by tensor cores above, and where sums of
+    # several sequences would be more programs than there are SMs (docs/decode-notes.md).
+    sequences = config.sequences
+    by_sums = size <= 1024 and (sequences == 1 or sequences * config.n_heads * size <= 128 * 256)
+    if by_sums:
+        rows, block, warps, stages = 1, min(256, 32768 // width), 8, 2
+    else:
+        rows = max(TILE, pl.next_power_of_2(config.n_heads // kv_heads))
+        block, warps, stages = (128, 4, 2) if sequences == 1 else (32, 4, 3)
+    programs = config.n_heads if by_sums else kv_heads
+    splits = max(1, min(size // 256, 128 // programs, 512 // (programs * sequences)))
     parts, weights, *cache = pl.pallas_call(
         functools.partial(
             _kernel, config=config, window=window, rows=rows, block=block, has_norms=bool(norms)
@@ -45,7 +51,7 @@ def attend(y, norms, cache, positions, turn, config, window=0, interpret=False):
             *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in cache),
         ),
         input_output_aliases={4: 2, 5: 3},
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=interpret,
         name="attend_one_token",
     )(positions, y[0], *(part[0, 0] for part in turn), *cache, *norms)

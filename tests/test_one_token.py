@@ -1,5 +1,6 @@
 """examples/one_token.py gives what attention of one token is: interpreted, and compiled where there is a GPU."""
 
+import dataclasses
 import functools
 
 import jax
@@ -92,11 +93,17 @@ def test_heads(heads, kv_heads, width, size, both):
 @pytest.mark.parametrize("size", [256, pytest.param(1280, marks=ON_GPU)])
 @pytest.mark.parametrize(
     "otherwise",
-    [{"norms": True}, {"window": 70}, {"window": 70, "norms": True, "sequences": 3}],
+    [
+        {"norms": True},
+        {"window": 70},
+        {"window": 70, "norms": True, "sequences": 3},
+        {"norms": True, "sequences": 40},
+    ],
     ids=str,
 )
 def test_what_models_do_otherwise(otherwise, size, both):
-    """Norms of q and k, a window, pairs side by side, scores divided by another root; several sequences."""
+    """Norms of q and k, a window, pairs side by side, scores divided by another root; a few sequences, and many."""
     Config, run = both
     config = Config(n_heads=4, n_kv_heads=2, head_dim=64, rope_interleaved=True, query_scalar=100.0)
+    config = dataclasses.replace(config, sequences=otherwise.get("sequences", 1))
     check(*run(config, size, 201, **otherwise), jnp.float32)
