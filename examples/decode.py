@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgemv import QuantizedTensor, gemv
 
-NORMS_INSIDE = 8  # sequences for which norms inside of products are faster: an H200, docs/decode-notes.md
+NORMS_INSIDE = 2  # sequences for which norms inside of products are faster: an H200, docs/decode-notes.md
 FIRST = 256  # tokens that a cache has room for: but on a GPU attention reads all of it for each token
 
 
