@@ -93,6 +93,7 @@ def test_summary():
         ("cuda", "nvidia-h200-2026-11-26-choices-boxes.json", 1.02, 1.5),
         ("cuda", "nvidia-h200-2026-11-28-choices-tables.json", 1.015, 1.45),
         ("cuda", "nvidia-h200-2026-11-28-choices-e2m1.json", 1.01, 1.1),
+        ("cuda", "nvidia-h200-2026-11-28-choices-few-rows.json", 1.015, 1.7),
         ("cuda", "nvidia-h200-2026-11-27-choices-widths-few-rows.json", 1.025, 1.45),
         ("cuda", "nvidia-h200-2026-11-27-choices-widths-many-rows.json", 1.015, 1.25),
         ("cpu", "intel-xeon-2-cores-2026-11-26-choices.json", 1.02, 1.8),

@@ -210,7 +210,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
     // Against all but stream: "Few rows of x".
-    {"wgmma_tma", 0, 2, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<4>, has_rows<512>>},
+    {"wgmma_tma", 0, 2, 2, kAnyRows, all<has_x<Dtype::kF32>, has_codes<12>, has_rows<512>>},
+    {"wgmma_tma", 0, 3, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<6>, has_rows<512>>},
     {"stream", 4, 3, 8, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
     {"wgmma_tma", 4, 3, 8, kAnyRows,
      all<has_table, has_groups_of_32, has_long_rows, has_codes<12>>},
