@@ -44,17 +44,21 @@ def format_of(o: Operands) -> str:
 
 def fuses(platform: str, o: Operands, s: Static) -> bool:
     """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
-    backend, least = backends[platform], None
-    if o.norm is not None:
-        most = backend.fused_rows
-    elif o.global_scale is None:
-        most, least = backend.epilogue_rows, backend.epilogue_from(_capability(), *_weight(o, s))
-    else:
-        most = _most_rows(platform, o, s) if _around.only_scales(o, s) else backend.global_scale_rows
     # Under jax.export rows may be symbolic, and then may be few.
-    few = not isinstance(o.rows, int) or o.rows <= most
-    again = not few and least is not None and least <= o.rows <= backend.most_rows
-    return (few or again) and bool(kernels_for(platform, o, s))
+    inside = not isinstance(o.rows, int) or _are_inside(platform, o, s)
+    return inside and bool(kernels_for(platform, o, s))
+
+
+def _are_inside(platform: str, o: Operands, s: Static) -> bool:
+    backend = backends[platform]
+    if o.norm is not None:
+        return o.rows <= backend.fused_rows
+    if o.global_scale is not None:
+        scales = _around.only_scales(o, s)
+        return o.rows <= (_most_rows(platform, o, s) if scales else backend.global_scale_rows)
+    if o.rows <= backend.epilogue_rows:
+        return True
+    return backend.epilogue_from(_capability(), *_weight(o, s)) <= o.rows <= backend.most_rows
 
 
 def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:

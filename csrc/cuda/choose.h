@@ -28,7 +28,6 @@ constexpr bool has_groups_of_16(const Problem& problem) {
 constexpr bool has_small_groups(const Problem& problem) {
   return !has_one_group(problem) && problem.group % 128 != 0;
 }
-constexpr bool has_groups_of_32(const Problem& problem) { return problem.group == 32; }
 constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
 
 // The fast case of direct: one mma for a product, and 32 codes of a group side by side in a lane.
@@ -214,7 +213,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 3, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<6>, has_rows<512>>},
     {"stream", 4, 3, 8, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
     {"wgmma_tma", 4, 3, 8, kAnyRows,
-     all<has_table, has_groups_of_32, has_long_rows, has_codes<12>>},
+     all<has_table, none<has_groups_of_16, has_groups_of_64>, has_long_rows, has_codes<12>>},
     {"wgmma_tma", 0, 4, 8, kAnyRows, all<has_rare_width, has_small_groups, has_codes<17>>},
     {"wgmma_tma", 0, 5, 8, kAnyRows,
      all<has_rare_width, any<has_codes<48>, all<has_width<5>, has_codes<24>>>>},
@@ -307,8 +306,8 @@ inline constexpr Crossover kCrossovers[] = {
 // for as many rows as stream has an epilogue for.
 inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
 
-// From how many rows on they are inside again, on GPUs of compute capability `major`: where wgmma_tma is the kernel, which
-// has them at its end in a microsecond, and XLA's takes two. "Few rows of x".
+// From how many rows on an activation and a residual alone are inside again, on GPUs of compute capability `major`: where
+// wgmma_tma is the kernel, which takes a microsecond for them where XLA takes two. "Few rows of x".
 constexpr Index epilogue_from(int major, const Problem& problem) {
   if (major != 9 || problem.bits < 3 || problem.K * problem.bits % 128 != 0) return kAnyRows;
   if (all<has_codes<48>, has_rows<14336>>(problem)) return 9;

@@ -65,9 +65,8 @@ NB_MODULE(_cuda, m) {
       },
       nanobind::arg("major"), nanobind::arg("n"), nanobind::arg("k"), nanobind::arg("group"),
       nanobind::arg("format"), nanobind::arg("bits"), nanobind::arg("x"),
-      "Rows of x from which an activation and a residual of weights (n, k) are faster inside "
-      "again, "
-      "on GPUs of compute capability `major`.x.");
+      "Rows of x from which an activation and a residual are faster inside again, beside weights "
+      "(n, k) and on GPUs of compute capability `major`.x.");
   m.def(
       "dequantizes",
       [=](int64_t codes, std::string_view x) {

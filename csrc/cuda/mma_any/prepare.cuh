@@ -103,7 +103,7 @@ constexpr OperandSet rounded_operands(Format format) {
   return format == Format::kAffine ? set : set | OperandSet::of(Operand::kGlobalScale);
 }
 
-// Whether put_fours is for a call, if the kernel's is for what comes behind the sums.
+// Whether rows of y are whole fours of results, as put_fours has them.
 inline bool packs(const Params& p) {
   return p.width % 4 == 0 &&
          is_aligned(p.output.y, 4 * static_cast<Index>(size_of(p.output.dtype)));
