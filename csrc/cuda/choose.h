@@ -66,9 +66,14 @@ constexpr bool is_slow_to_decode(const Problem& problem) {
   return any<has_table, has_small_groups>(problem);
 }
 
-// Rows of weights and x that are whole 16 bytes, and groups of whole 32.
+// Rows of the weights that are whole 16 bytes, for tensor copies.
+constexpr bool has_whole_pieces(const Problem& problem) {
+  return problem.K * problem.bits % 128 == 0;
+}
+
+// These, such rows of x, and groups of whole 32.
 constexpr bool is_for_gemm_tma(const Problem& problem) {
-  return problem.K * problem.bits % 128 == 0 && problem.K * size_of(problem.x) % 16 == 0 &&
+  return has_whole_pieces(problem) && problem.K * size_of(problem.x) % 16 == 0 &&
          !has_groups_of_16(problem);
 }
 
@@ -309,7 +314,7 @@ inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlob
 // From how many rows on an activation and a residual alone are inside again, on GPUs of compute capability `major`: where
 // wgmma_tma is the kernel, which takes a microsecond for them where XLA takes two. "Few rows of x".
 constexpr Index epilogue_from(int major, const Problem& problem) {
-  if (major != 9 || problem.bits < 3 || problem.K * problem.bits % 128 != 0) return kAnyRows;
+  if (major != 9 || problem.bits < 3 || !has_whole_pieces(problem)) return kAnyRows;
   if (all<has_codes<48>, has_rows<14336>>(problem)) return 9;
   return all<has_codes<24>, has_rows<8192>>(problem) ? 17 : kAnyRows;
 }

@@ -35,7 +35,6 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
                                           float* partial, const float* factors, int threads) {
   const Placing<S> sums(params);
   const bool gated = kParts && is_gated(params.output.activation);
-  constexpr int kPair = 8;  // from a row to the one it is paired with
   // A divisor of the threads: all fours of a thread are of the same rows of the weights.
   const int fours = params.across * S::kRows / 4 >> gated, step_m = threads / fours;
   const int thread = threadIdx.x, of_thread = thread / fours, four = thread - of_thread * fours;

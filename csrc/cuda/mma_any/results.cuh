@@ -6,6 +6,7 @@
 namespace jaxgemv::cuda::mma_any {
 
 constexpr int kMostRanks = 8;
+constexpr int kPair = 8;  // from a row of a gated activation to the one it is paired with
 
 // Where a CTA's sums lie: of each share of K, of each column, the rows, neighbours so that other CTAs
 // of a cluster read whole lines. Rows g and columns 2 t of a warp are in different banks.
@@ -90,7 +91,6 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
     return sum;
   };
   const bool gated = is_gated(params.output.activation);
-  constexpr int kPair = 8;  // from a row to the one it is paired with
   if (params.ranks > 1) {
     if (params.deep * params.parts > 1)
       for_each(warp, warps, [&](int) {
