@@ -8,7 +8,7 @@ namespace jaxgemv::cuda::wgmma_tma {
 namespace {
 
 // As many CTAs as there are SMs, but for each row at least one, and for a thread one octet.
-template <typename C, typename X, int kThreads>
+template <typename C, typename X, int kThreads, bool kSplit>
 cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image,
                    const Records& records, bool keeps_shared, const Device& device,
                    cudaStream_t stream) {
@@ -18,7 +18,8 @@ cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image,
                   static_cast<unsigned>(problem.batch));
   LaunchShape shape{grid, kThreads};
   shape.keeps_shared = keeps_shared;
-  return launch_kernel(make_image<C, X, kThreads>, shape, device, stream, params, image, records);
+  return launch_kernel(make_image<C, X, kThreads, kSplit>, shape, device, stream, params, image,
+                       records);
 }
 
 // Calls use<C, X, kThreads>().
@@ -36,7 +37,9 @@ cudaError_t launch_image(const Problem& problem, const Params& params, uint8_t* 
                          const Records& records, bool has_pairs, bool keeps_shared,
                          const Device& device, cudaStream_t stream) {
   const auto use = [&]<typename C, typename X, int kThreads>() {
-    return launch<C, X, kThreads>(problem, params, image, records, keeps_shared, device, stream);
+    const auto run = C::kHasShift && records.split ? launch<C, X, kThreads, C::kHasShift>
+                                                   : launch<C, X, kThreads, false>;
+    return run(problem, params, image, records, keeps_shared, device, stream);
   };
   const bool has_norm = params.x.norm.data != nullptr;
   return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, use)

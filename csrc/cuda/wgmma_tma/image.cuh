@@ -59,8 +59,8 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
 
 // CTA (m, part, slice) looks at all of a row of x and makes a part of its quads. A number that is 2^-29 of its row's
 // largest or more keeps 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
-// C: a decoder, as OrderOf has it. X: of x; for kNormThreads it is looked up.
-template <typename C, typename X, int kThreads>
+// C: a decoder, as OrderOf has it. X: of x; for kNormThreads it is looked up. kSplit: of sums.
+template <typename C, typename X, int kThreads, bool kSplit>
 __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -168,11 +168,19 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
       if (e < 1 << records.log_lanes) sum += __shfl_xor_sync(~0u, sum, e);
     if (octet >= last) continue;
     uint8_t* const record = to.record(octet / 16);
-    const int part = i & ((1 << records.log_lanes) - 1);
-    if (C::kHasShift && part < params.parts)
-      reinterpret_cast<float*>(record +
-                               sums_at(records.columns, i >> records.log_lanes))[column + part] =
-          part == 0 ? sum * of_sum() : 0.f;
+    const int part = i & ((1 << records.log_lanes) - 1), group = i >> records.log_lanes;
+    if (C::kHasShift && records.sums && part < params.parts) {
+      const float sum_of_x = part == 0 ? sum * of_sum() : 0.f;
+      uint8_t* const sums = record + sums_at(records.columns, group, kSplit);
+      if (kSplit) {
+        const TwoTf32 both(sum_of_x);
+        uint2* const at = reinterpret_cast<uint2*>(sums) + (column + part) * 2 + group % 2;
+        *at = {both.high, both.low};
+        if (records.log_lanes == 4) at[1] = {both.high, both.low};
+      } else {
+        reinterpret_cast<float*>(sums)[column + part] = sum_of_x;
+      }
+    }
     store_octet<C>(v, exponent, record, records.runs ? i % 4 : i / 4, records.runs ? i / 4 : i % 4,
                    column, records.columns, params.parts);
   }

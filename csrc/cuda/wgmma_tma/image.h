@@ -6,13 +6,14 @@
 
 namespace jaxgemv::cuda::wgmma_tma {
 
-// How the records of a launch lie. 2^log_lanes of the 16 lanes of a quad have a group, with a sum of its own; `runs`:
-// whether lanes take runs; `totals`: whether a row, of one column, has one sum and no groups.
+// How the records of a launch lie. 2^log_lanes of the 16 lanes of a quad have a group; `sums`: whether it has a sum,
+// and `split`: of two numbers; `runs`: whether lanes take runs; `totals`: whether a row, of one column, has one sum
+// and no groups.
 struct Records {
   int quads, columns;
   int bytes;  // of one
   int log_lanes;
-  bool runs, totals;
+  bool sums, split, runs, totals;
 };
 
 // With a Shape's kHasPairs, or without; x with a norm, or without. keeps_shared: as LaunchShape has it.

@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
   constexpr bool kPerRow = S::kEnds == 0;
   constexpr int kCount = S::kColumns / 2;
   constexpr bool kOverlaps = !kPerRow && S::kAccumulators > 1 && S::kPieces > 1;
-  constexpr int kInner = S::kPieces < 4 ? S::kPieces : 4;
+  constexpr int kInner = S::kInner;
   const auto& barriers = place.barriers;
   const int lane = threadIdx.x % 32;
   auto scales = [&] {
@@ -59,20 +59,40 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     if (lane == 0 && empty != 0 && has_come != ~0u) arrive(empty);
   };
   // The barrier would not wait for ordinary loads, of sums of x (docs/cuda-notes.md), but this asks what they read.
-  const auto done_with_x = [&](uint32_t empty) {
-    if constexpr (!kPerRow && S::C::kHasShift && !S::kAsksWhatCame) fence_proxy();
-    done(empty, read);
-  };
+  const auto done_with_x = [&](uint32_t empty) { done(empty, read); };
 #pragma unroll 1
   for (int i = place.share; i < units; i += params.deep) {
     const int unit = own.first_unit + i, at = place.group * S::kSlots + slot;
     Terms terms;
     wait(barriers.full(at), parity);
+    // Of kInner pieces from `first` on, whose quads of x it waits for.
+    const auto begin_shifts = [&](int first) {
+      if constexpr (S::kSplitsSums) {
+        constexpr int kPairs = (kInner + 1) / 2;
+        uint32_t shifts[kPairs][4];
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) scales.shifts(unit, first + 2 * i, shifts[i]);
+#pragma unroll
+        for (int p = 0; p < kInner; p += S::kQuadPieces)
+          wait(barriers.x_full(stage + (first + p) / S::kQuadPieces), x_parity);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          const int p = first + 2 * i;
+          sums.begin_shifts(place.x + (stage + p / S::kQuadPieces) * S::kRecordBytes,
+                            p % S::kQuadPieces, shifts[i]);
+        }
+        wgmma_commit();
+      }
+    };
     // Where pieces do not overlap, registers are short: nothing of the next one is to be loaded early.
 #pragma unroll(kOverlaps ? S::kPieces / kInner : 1)
     for (int first = 0; first < S::kPieces; first += kInner) {
-      if constexpr (!kPerRow && !kOverlaps) scales.reach(unit, first);
-#pragma unroll(kOverlaps || S::kScalesNumbers ? kInner : 1)
+      if constexpr (!kPerRow && !kOverlaps) {
+        if (first % 4 == 0) scales.reach(unit, first);
+        begin_shifts(first);
+      }
+#pragma unroll(kOverlaps || S::kScalesNumbers || (S::kSplitsSums && kInner == 2) ? kInner : 1)
       for (int p = first; p < first + kInner; ++p) {
         const int q = p / S::kQuadPieces, of_quad = p % S::kQuadPieces;
         const bool ends_quad = of_quad == S::kQuadPieces - 1, ends_box = p == S::kPieces - 1;
@@ -106,9 +126,10 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
           } else {
             begin.template operator()<false>(false);
           }
-          if (kOverlaps && p == first) scales.reach(unit, p);
+          if (kOverlaps && p == first) scales.reach(unit, p), begin_shifts(p);
           terms = scales.terms(unit, p);
-          read = sums.add_shifts(record, of_quad, terms);
+          if constexpr (S::kSums > 0 && !S::kSplitsSums)
+            read = sums.add_shifts(record, of_quad, terms);
           if (kOverlaps && !ends_box) continue;
           wgmma_wait<0>();
           wgmma_done(now);

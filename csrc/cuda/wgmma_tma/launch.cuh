@@ -114,10 +114,11 @@ class WgmmaTmaOfWidth {
       // But small groups need the L1 for their scales, of 256 rows or two for each: 28672 x 4096, 16 rows, int4 g32
       // took 59 us for 50, g64 40 for 36, and 4096 x 14336 g32 31 for 29 on an H200.
       const bool keeps_shared = S::kEnds < 2 || (layout.deep > 1 && S::kEnds * S::kNumbers < 16);
-      status = wgmma_tma::launch_image(problem, p, static_cast<uint8_t*>(operands.image),
-                                       {p.units * S::kQuads, kColumns, S::kRecordBytes,
-                                        S::kLogLanes, S::kRuns, S::C::kHasShift && kEnds == 0},
-                                       S::kHasPairs, keeps_shared, device, stream);
+      status = wgmma_tma::launch_image(
+          problem, p, static_cast<uint8_t*>(operands.image),
+          {p.units * S::kQuads, kColumns, S::kRecordBytes, S::kLogLanes, S::kSums > 0,
+           S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0},
+          S::kHasPairs, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
       // Those of four groups follow one another, in whole pieces of what a lane copies.
       const auto has_fours = [](const ScaleSource& source) {

@@ -140,22 +140,30 @@ class Sums {
     for (int e = 0; e < kCount; ++e) y[e] = fmaf(f[e / 2 % 2], dot[e], y[e]);
   }
   // Adds the shifts times the sums of x in a record. The result is known when all of these have come, and never ~0:
-  // no sum is the NaN that has all bits. With most columns there is no register for it.
+  // no sum is the NaN that has all bits.
   __device__ __forceinline__ uint32_t add_shifts(uint32_t record, int piece, const Terms& terms) {
-    uint32_t read = S::kAsksWhatCame ? ~0u : 0;
-    if constexpr (C::kHasShift)
+    uint32_t read = ~0u;
 #pragma unroll
-      for (int p = 0; p < S::kColumns / 8; ++p) {
-        const float2 sum = load_shared_pair(record + sums_at(S::kColumns, piece) +
-                                            (8 * p + threadIdx.x % 4 * 2) * 4);
-        read &= __float_as_uint(sum.x);
+    for (int p = 0; p < S::kColumns / 8; ++p) {
+      const float2 sum = load_shared_pair(record + sums_at(S::kColumns, piece, false) +
+                                          (8 * p + threadIdx.x % 4 * 2) * 4);
+      read &= __float_as_uint(sum.x);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          y[4 * p + 2 * r] = fmaf(terms.c[r], sum.x, y[4 * p + 2 * r]);
-          y[4 * p + 2 * r + 1] = fmaf(terms.c[r], sum.y, y[4 * p + 2 * r + 1]);
-        }
+      for (int r = 0; r < 2; ++r) {
+        y[4 * p + 2 * r] = fmaf(terms.c[r], sum.x, y[4 * p + 2 * r]);
+        y[4 * p + 2 * r + 1] = fmaf(terms.c[r], sum.y, y[4 * p + 2 * r + 1]);
       }
+    }
     return read;
+  }
+  // Begins the same of two pieces with split sums, by tensor cores; shifts: as Scales has them. In a quad of one piece
+  // the second is that of the next record.
+  __device__ __forceinline__ void begin_shifts(uint32_t record, int piece,
+                                               const uint32_t (&shifts)[4]) {
+    const uint32_t at = record + sums_at(S::kColumns, piece, true);
+    constexpr uint32_t kNext = S::kQuadPieces == 1 && S::kPieces > 1 ? S::kRecordBytes : 0;
+    const uint64_t b = uint64_t{8} << 32 | uint64_t{kNext / 16} << 16 | (at & 0x3ffff) >> 4;
+    wgmma_m64k16<float>(y, shifts, b, true);
   }
 };
 

@@ -50,17 +50,34 @@ class Scales {
     if (kUnits == 1) make(unit, p);
   }
 
-  // Of piece p of the box, y += f * dot(q, x) + c * sum(x): f and c of both rows.
+  // Of piece p of the box, y += f * dot(q, x) + c * sum(x): f of both rows, and c unless S::kSplitsSums.
   __device__ __forceinline__ Terms terms(int unit, int p) const {
-    const int piece = kUnits > 1 ? unit % kUnits * S::kPieces + p : p % 4;
-    const uint32_t at = (terms_ & ~15u) + piece * (32 * 4);
-    if constexpr (!S::C::kHasShift) {
+    const uint32_t at = terms_of(unit, p);
+    if constexpr (!S::C::kHasShift || S::kSplitsSums) {
       const float2 f = load_shared_pair(at);
       return {{f.x, f.y}, {}};
     }
     const uint4 v = load_shared16(at);
     return {{__uint_as_float(v.x), __uint_as_float(v.y)},
             {__uint_as_float(v.z), __uint_as_float(v.w)}};
+  }
+  // c of two pieces from p on, as operand A of TF32 whose k are those of the sums in a record: high, low, and again.
+  __device__ __forceinline__ void shifts(int unit, int p, uint32_t (&a)[4]) const {
+    const int t = threadIdx.x % 4;
+    const auto of = [&](int piece) { return load_shared_pair(terms_of(unit, piece) + 8); };
+    if constexpr (S::kQuadPieces == 1) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 c = i < S::kPieces ? of(p + i) : float2{};
+        const TwoTf32 first(c.x), second(c.y);
+        a[2 * i] = t < 2 ? first.high : first.low;
+        a[2 * i + 1] = t < 2 ? second.high : second.low;
+      }
+    } else {
+      const float2 c = of(p + t / 2);
+      const TwoTf32 first(c.x), second(c.y);
+      a[0] = first.high, a[1] = second.high, a[2] = first.low, a[3] = second.low;
+    }
   }
 
  private:
@@ -72,6 +89,9 @@ class Scales {
   const uint32_t terms_;
   const char* from_;  // what was asked for last; null if not ahead
 
+  __device__ __forceinline__ uint32_t terms_of(int unit, int p) const {
+    return (terms_ & ~15u) + (kUnits > 1 ? unit % kUnits * S::kPieces + p : p % 4) * (32 * 4);
+  }
   // The number of a four that a lane's begin with.
   static __device__ __forceinline__ int first() {
     return S::C::kHasShift ? 0 : threadIdx.x % 4 / 2 * 2;

@@ -15,12 +15,28 @@ using namespace mma_any;
 // The record of a quad, 128 k, of x: for each of 16 registers of operand B 16 bytes of every column, as in
 // mma_any; behind them sums of the columns, of each of a quad's groups. No power of two: a row of x has one,
 // behind its last quad.
-JAXGEMV_HD constexpr int sums_at(int columns, int group = 0) {
-  return columns * (kQuadK * 2 + group * 4);
+//
+// Split sums are operand B too, each two numbers of TF32: for two groups 16 bytes of every column, or for one, twice
+// the same.
+JAXGEMV_HD constexpr int sums_at(int columns, int group, bool split) {
+  return columns * (kQuadK * 2 + (split ? group / 2 * 16 : group * 4));
 }
-JAXGEMV_HD constexpr int record_bytes(int columns, int groups) {
-  return (sums_at(columns, groups) + 127) & ~127;
+JAXGEMV_HD constexpr int record_bytes(int columns, int groups, bool split) {
+  return (sums_at(columns, split && groups == 1 ? 2 : groups, split) + 127) & ~127;
 }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A number as the sum of two of TF32, to 2^-23: a tensor core does not see the last 13 bits.
+struct TwoTf32 {
+  uint32_t high, low;
+
+  __device__ __forceinline__ explicit TwoTf32(float v)
+      : high((__float_as_uint(v) + 0x1000) & ~0x1fffu),
+        low(__float_as_uint(v - __uint_as_float(high))) {}
+};
+
+#endif
 
 // Scales that are part of what is multiplied, so that no group has an end: of one byte, beside E2M1 (scaled.cuh).
 // e4m3 is for groups of 16, e8m0 for groups of 32; any other scale is met at the end of its group.
@@ -48,20 +64,26 @@ struct Shape {
   static constexpr int kQuads = kSwizzles ? 8 / kBits : 1, kUnitK = kQuads * kQuadK;  // of a box
   static constexpr int kBoxRows = 64, kRowBytes = kQuads * kBits * 16;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
-  // A piece is what has the same terms: of a quad, and of a box; by log2, of the 16 lanes that have a quad of x.
+  // A piece is what has the same terms: of a quad, and of a box. kLogLanes: of the 16 lanes that have a quad of x.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
+  static constexpr int kSums = C::kHasShift ? kEnds : 0;  // of a quad of x
+  // With 16 columns a thread has eight FFMA for a shift, which take no longer (docs/cuda-notes.md).
+  static constexpr bool kSplitsSums = kSums > 0 && kColumns > 16;
+  // Pieces whose shifts are begun together, as registers allow.
+  static constexpr int kInner = std::min(kPieces, kSplitsSums&& kColumns > 32 ? 2 : 4);
   static constexpr int kLogLanes = kEnds < 2 ? 4 : kEnds == 2 ? 3 : 2;
   static constexpr bool kHasTable = C::kTableBytes > 0;
   // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
   static constexpr bool kRuns = kBits != 8 && kEnds < 2 && !kHasTable;
   // In shared memory, which they fill: boxes of each group, and quads of x, which all groups share.
   static constexpr int kSlots = (kColumns > 32 ? 3 : 4) - kHasTable;
-  static constexpr int kXStages = kHasTable && kColumns > 16 ? 4 : kColumns > 32 ? 6 : 8;
+  static constexpr int kXStages = (kHasTable && kColumns > 16) || (kColumns > 32 && kSums > 2) ? 4
+                                  : kColumns > 32                                              ? 6
+                                                                                               : 8;
   // Groups that share K: each meets stages of x of its own.
   static constexpr int kMostDeep = kXStages / kQuads >= kGroups ? kGroups : 2;
-  static constexpr int kX = kGroups * kSlots * kBoxBytes;    // where these begin
-  static constexpr int kSums = kHasPairs ? kQuadPieces : 0;  // of a record
-  static constexpr int kRecordBytes = record_bytes(kColumns, kSums),
+  static constexpr int kX = kGroups * kSlots * kBoxBytes;  // where these begin
+  static constexpr int kRecordBytes = record_bytes(kColumns, kSums, kSplitsSums),
                        kScales = kX + kXStages * kRecordBytes;
   // Of four scales, or shifts, those that a lane brings.
   static constexpr int kNumbers = C::kHasShift ? 4 : 2;
@@ -71,7 +93,6 @@ struct Shape {
   static constexpr int kTable = kScales + kWarps * kScaleBytes;
   // The sums of a piece run beside the products of the next, where there are registers for both.
   static constexpr int kAccumulators = kColumns > 32 || (kColumns > 16 && kEnds < 2) ? 1 : 2;
-  static constexpr bool kAsksWhatCame = C::kHasShift && kColumns <= 32;
   static constexpr int shared_bytes(int across, int deep) {
     return std::max(kTable + C::kTableBytes, sums_bytes<Shape>(across, deep));
   }
