@@ -67,8 +67,9 @@ struct Shape {
   // A piece is what has the same terms: of a quad, and of a box. kLogLanes: of the 16 lanes that have a quad of x.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
   static constexpr int kSums = C::kHasShift ? kEnds : 0;  // of a quad of x
-  // With 16 columns a thread has eight FFMA for a shift, which take no longer (docs/cuda-notes.md).
-  static constexpr bool kSplitsSums = kSums > 0 && kColumns > 16;
+  // With 16 columns a thread has eight FFMA for a shift, which take no longer; nor do those of 32 where the second of
+  // two pieces would be missing (docs/cuda-notes.md).
+  static constexpr bool kSplitsSums = kSums > 0 && kColumns > (kPieces > 1 ? 16 : 32);
   // Pieces whose shifts are begun together, as registers allow.
   static constexpr int kInner = std::min(kPieces, kSplitsSums&& kColumns > 32 ? 2 : 4);
   static constexpr int kLogLanes = kEnds < 2 ? 4 : kEnds == 2 ? 3 : 2;
