@@ -63,6 +63,10 @@ class WgmmaTmaOfWidth {
                                    (S::kQuadPieces - 1) * kEndNs;
     static constexpr int kColumnNs = 5, kStartNs = 5000, kClusterNs = 1000;
 
+    // Shifts of two pieces that tensor cores add to a sum, which they cut: if all are of one sign, 0.36 * 2^-24 of it
+    // each time, and float32 x is promised 2^-20.
+    static constexpr Index kMostAdds = 44;
+
     // Groups of warps with rows of their own, groups and CTAs that share K.
     static mma_any::Layout plan(const Problem& problem, const Operands& operands,
                                 const Device& device) {
@@ -90,6 +94,8 @@ class WgmmaTmaOfWidth {
           const Index tiles = ceil_div(problem.y_width(), across * rows);
           const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
           const Index most = ceil_div(units, ranks);  // of a CTA
+          const Index adds = ceil_div(most, deep) * S::kPieces / 2;
+          if (S::kSplitsSums && parts == 2 && adds > kMostAdds) continue;
           const Index quad_ns = std::max<Index>(kQuadNs, deep * columns * kColumnNs);
           const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
                                       ceil_div(most, deep) * S::kQuads * quad_ns);
