@@ -257,51 +257,36 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
 #define JAXGEMV_WGMMA_N128(types, last)                                                     \
   JAXGEMV_WGMMA("n128" types, JAXGEMV_NUMBERS_64, "{%64, %65, %66, %67}, %68", "%69", last, \
                 JAXGEMV_SUMS_64)
+// It by the type, which stands in its name; last: what operands of 16 bits have at the end.
+#define JAXGEMV_WGMMA_OF(X, wgmma, last)               \
+  if constexpr (std::is_same_v<X, __half>)             \
+    wgmma("k16.f32.f16.f16", last);                    \
+  else if constexpr (std::is_same_v<X, __nv_bfloat16>) \
+    wgmma("k16.f32.bf16.bf16", last);                  \
+  else                                                 \
+    wgmma("k8.f32.tf32.tf32", "")
 // d (64 x 16 to 64 x 128, float32) = a (64 x 16, registers) b (shared memory) + (add ? d : 0), for 16-bit X, or of TF32
 // for X = float: then a and b have 8 k. Warp w of the warpgroup has rows 16 w .. 16 w + 15 of a and d, laid out over
 // its lanes as for mma.m16n8k16.
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
                                              int add) {
-  if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_N16("k16.f32.f16.f16", ", 0");
-  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
-    JAXGEMV_WGMMA_N16("k16.f32.bf16.bf16", ", 0");
-  else
-    JAXGEMV_WGMMA_N16("k8.f32.tf32.tf32", "");
+  JAXGEMV_WGMMA_OF(X, JAXGEMV_WGMMA_N16, ", 0");
 }
-
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
                                              int add) {
-  if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_N32("k16.f32.f16.f16", ", 0");
-  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
-    JAXGEMV_WGMMA_N32("k16.f32.bf16.bf16", ", 0");
-  else
-    JAXGEMV_WGMMA_N32("k8.f32.tf32.tf32", "");
+  JAXGEMV_WGMMA_OF(X, JAXGEMV_WGMMA_N32, ", 0");
 }
-
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
                                              int add) {
-  if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_N64("k16.f32.f16.f16", ", 0");
-  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
-    JAXGEMV_WGMMA_N64("k16.f32.bf16.bf16", ", 0");
-  else
-    JAXGEMV_WGMMA_N64("k8.f32.tf32.tf32", "");
+  JAXGEMV_WGMMA_OF(X, JAXGEMV_WGMMA_N64, ", 0");
 }
-
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
                                              int add) {
-  if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_N128("k16.f32.f16.f16", ", 0");
-  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
-    JAXGEMV_WGMMA_N128("k16.f32.bf16.bf16", ", 0");
-  else
-    JAXGEMV_WGMMA_N128("k8.f32.tf32.tf32", "");
+  JAXGEMV_WGMMA_OF(X, JAXGEMV_WGMMA_N128, ", 0");
 }
 #undef JAXGEMV_WGMMA_N16
 #undef JAXGEMV_WGMMA_N32
@@ -326,22 +311,13 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[64], const uint32_t (&a)
       : "l"(a), "l"(b), "r"(add))
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_SHARED_N128("k16.f32.f16.f16", ", 0, 0");
-  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
-    JAXGEMV_WGMMA_SHARED_N128("k16.f32.bf16.bf16", ", 0, 0");
-  else
-    JAXGEMV_WGMMA_SHARED_N128("k8.f32.tf32.tf32", "");
+  JAXGEMV_WGMMA_OF(X, JAXGEMV_WGMMA_SHARED_N128, ", 0, 0");
 }
 template <typename X>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[128], uint64_t a, uint64_t b, int add) {
-  if constexpr (std::is_same_v<X, __half>)
-    JAXGEMV_WGMMA_SHARED_N256("k16.f32.f16.f16", ", 0, 0");
-  else if constexpr (std::is_same_v<X, __nv_bfloat16>)
-    JAXGEMV_WGMMA_SHARED_N256("k16.f32.bf16.bf16", ", 0, 0");
-  else
-    JAXGEMV_WGMMA_SHARED_N256("k8.f32.tf32.tf32", "");
+  JAXGEMV_WGMMA_OF(X, JAXGEMV_WGMMA_SHARED_N256, ", 0, 0");
 }
+#undef JAXGEMV_WGMMA_OF
 #undef JAXGEMV_WGMMA_SHARED_N128
 #undef JAXGEMV_WGMMA_SHARED_N256
 #undef JAXGEMV_NUMBERS_8

@@ -71,7 +71,7 @@ struct Shape {
   // two pieces would be missing (docs/cuda-notes.md).
   static constexpr bool kSplitsSums = kSums > 0 && kColumns > (kPieces > 1 ? 16 : 32);
   // Pieces whose shifts are begun together, as registers allow.
-  static constexpr int kInner = std::min(kPieces, kSplitsSums&& kColumns > 32 ? 2 : 4);
+  static constexpr int kInner = std::min(kPieces, kColumns > 32 && kSplitsSums ? 2 : 4);
   static constexpr int kLogLanes = kEnds < 2 ? 4 : kEnds == 2 ? 3 : 2;
   static constexpr bool kHasTable = C::kTableBytes > 0;
   // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
