@@ -7,16 +7,21 @@
 namespace jaxgemv::cuda::wgmma_tma {
 namespace {
 
-// As many CTAs as there are SMs, but for each row at least one, and for a thread one octet.
+// As many CTAs as there are SMs, but for each row at least one, and for a thread one octet. Those of a row share the look
+// at it where that is more than a thread asks for at once, four octets, and where half of the SMs do: with more, one SM
+// may have two CTAs of clusters, and no room for the next kernel.
 template <typename C, typename X, int kThreads, bool kSplit>
-cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image,
-                   const Records& records, bool keeps_shared, const Device& device,
-                   cudaStream_t stream) {
-  const Index most = ceil_div(Index{records.quads} * 16, Index{kThreads});
-  const Index parts = std::clamp<Index>(device.sms / (problem.M * problem.batch), 1, most);
-  const dim3 grid(static_cast<unsigned>(problem.M), static_cast<unsigned>(parts),
+cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image, Records records,
+                   bool keeps_shared, const Device& device, cudaStream_t stream) {
+  const Index most = ceil_div(Index{records.quads} * 16, Index{kThreads}),
+              rows = problem.M * problem.batch, shares = rows * 8 <= device.sms / 2 ? 8 : 4;
+  records.shares = most > 4 && rows * shares <= device.sms / 2;
+  const Index parts = records.shares ? shares : std::clamp<Index>(device.sms / rows, 1, most);
+  records.each = static_cast<int>(ceil_div(records.quads, parts));
+  const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(problem.M),
                   static_cast<unsigned>(problem.batch));
   LaunchShape shape{grid, kThreads};
+  if (records.shares) shape.ranks = static_cast<int>(parts);
   shape.keeps_shared = keeps_shared;
   return launch_kernel(make_image<C, X, kThreads, kSplit>, shape, device, stream, params, image,
                        records);

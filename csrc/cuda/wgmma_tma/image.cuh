@@ -57,7 +57,8 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
   }
 }
 
-// CTA (m, part, slice) looks at all of a row of x and makes a part of its quads. A number that is 2^-29 of its row's
+// CTA (part, m, slice) looks at all of a row of x and makes a part of its quads; where a row is long, those of its parts
+// are a cluster (`shares`), and each looks at its own. A number that is 2^-29 of its row's
 // largest or more keeps 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
 // C: a decoder, as OrderOf has it. X: of x; for kNormThreads it is looked up. kSplit: of sums.
 template <typename C, typename X, int kThreads, bool kSplit>
@@ -68,9 +69,9 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
   constexpr int kWarps = kThreads / 32;
   const Dtype dtype = kThreads == kNormThreads ? params.x.dtype : kDtypeOf<X>;
   __shared__ uint32_t largest_in[kWarps];
-  __shared__ float squares_in[kWarps], sum_in[kWarps];
-  const int m = blockIdx.x, slice = blockIdx.z, tile = m / params.rows_m,
-            column = (m - tile * params.rows_m) * params.parts;
+  __shared__ float squares_in[kWarps], sum_in[kWarps], of_part[3];
+  const int part = static_cast<int>(blockIdx.x), m = blockIdx.y, slice = blockIdx.z,
+            tile = m / params.rows_m, column = (m - tile * params.rows_m) * params.parts;
   const bool has_norm = params.x.norm.data != nullptr;
   const int s = has_norm ? max(stack_entry(params.index, params.stack, slice), 0) : 0;
   const NormValues norm(params.x.norm, s, 0);
@@ -110,11 +111,13 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
   };
 
   const int octets = records.quads * 16, thread = static_cast<int>(threadIdx.x);
+  const int begin = records.shares ? part * records.each * 16 : 0,
+            end = records.shares ? begin + records.each * 16 : octets;  // nothing lies behind x
   uint32_t largest = 0;
   float squares = 0, total = 0;
   if (has_norm) {
 #pragma unroll 1
-    for (int octet = thread; octet < octets; octet += kThreads) {
+    for (int octet = begin + thread; octet < end; octet += kThreads) {
       float v[8];
       squares += get(octet, ask(octet), v);
 #pragma unroll
@@ -122,10 +125,10 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
     }
   } else {
 #pragma unroll(sizeof(X) == 4 ? 1 : 4)
-    for (int octet = thread; octet < octets; octet += kThreads) {
+    for (int octet = begin + thread; octet < end; octet += kThreads) {
       const RawOctet raw = ask(octet);
       largest = max(largest, largest_of<X>(raw));
-      if (sizeof(X) == 4 || !records.totals) continue;
+      if (!C::kHasShift || sizeof(X) == 4 || !records.totals) continue;
       float v[8];
       get_octet(raw.raw, dtype, v);
 #pragma unroll
@@ -144,23 +147,36 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
 #pragma unroll
   for (int w = 0; w < kWarps; ++w)
     largest = max(largest, largest_in[w]), squares += squares_in[w], total += sum_in[w];
+  if (records.shares) {
+    if (thread == 0)
+      of_part[0] = __uint_as_float(largest), of_part[1] = squares, of_part[2] = total;
+    sync_cluster();
+    largest = 0, squares = 0, total = 0;
+#pragma unroll 1
+    for (int r = 0; r < static_cast<int>(gridDim.x); ++r) {
+      largest = max(largest, __float_as_uint(load_of_rank(of_part, r)));
+      squares += load_of_rank(of_part + 1, r), total += load_of_rank(of_part + 2, r);
+    }
+  }
 
   const int exponent = normal_exponent<float>(largest, 15);
   const auto of_sum = [&] { return power_of_two(exponent) / C::kWorth; };
   const Image to(params, image, slice, tile, records.quads, records.columns, records.bytes);
-  if (blockIdx.y == 0 && thread < params.parts)
+  if (part == 0 && thread < params.parts)
     to.rows()[column + thread] = {largest < 0x7f800000u ? power_of_two(-exponent) : NAN, squares,
                                   thread == 0 ? total * of_sum() : 0.f};
-  const auto first_of = [&](int part) {
-    return records.quads * part / static_cast<int>(gridDim.y) * 16;
-  };
-  const int last = first_of(static_cast<int>(blockIdx.y) + 1);
+  const int first = part * records.each * 16, last = min(first + records.each * 16, octets);
+  constexpr bool kAsksEarly = sizeof(X) == 2;  // for the next octet, where there are registers
+  RawOctet raw;
+  if (kAsksEarly) raw = ask(first + thread);
   // All lanes of a warp stay together.
 #pragma unroll 1
-  for (int first = first_of(static_cast<int>(blockIdx.y)); first < last; first += kThreads) {
-    const int octet = first + thread, i = octet % 16;
+  for (int at = first; at < last; at += kThreads) {
+    const int octet = at + thread, i = octet % 16;
     float v[8], sum = 0;
-    get(octet, ask(octet), v);
+    if (!kAsksEarly) raw = ask(octet);
+    get(octet, raw, v);
+    if (kAsksEarly && at + kThreads < last) raw = ask(octet + kThreads);
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum += v[e];
 #pragma unroll
@@ -168,22 +184,23 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
       if (e < 1 << records.log_lanes) sum += __shfl_xor_sync(~0u, sum, e);
     if (octet >= last) continue;
     uint8_t* const record = to.record(octet / 16);
-    const int part = i & ((1 << records.log_lanes) - 1), group = i >> records.log_lanes;
-    if (C::kHasShift && records.sums && part < params.parts) {
-      const float sum_of_x = part == 0 ? sum * of_sum() : 0.f;
+    const int lane = i & ((1 << records.log_lanes) - 1), group = i >> records.log_lanes;
+    if (C::kHasShift && records.sums && lane < params.parts) {
+      const float sum_of_x = lane == 0 ? sum * of_sum() : 0.f;
       uint8_t* const sums = record + sums_at(records.columns, group, kSplit);
       if (kSplit) {
         const TwoTf32 both(sum_of_x);
-        uint2* const at = reinterpret_cast<uint2*>(sums) + (column + part) * 2 + group % 2;
+        uint2* const at = reinterpret_cast<uint2*>(sums) + (column + lane) * 2 + group % 2;
         *at = {both.high, both.low};
         if (records.log_lanes == 4) at[1] = {both.high, both.low};
       } else {
-        reinterpret_cast<float*>(sums)[column + part] = sum_of_x;
+        reinterpret_cast<float*>(sums)[column + lane] = sum_of_x;
       }
     }
     store_octet<C>(v, exponent, record, records.runs ? i % 4 : i / 4, records.runs ? i / 4 : i % 4,
                    column, records.columns, params.parts);
   }
+  if (records.shares) leave_cluster();
 #endif
 }
 
