@@ -110,8 +110,9 @@ def test_parts(kernel):
 
 @by_name([k for k in SOME if "norm" in k.operands and k.bits == 4])
 def test_norm_of_long_rows(kernel):
-    """Several CTAs of a GPU share a row, and each knows the squares of its own part."""
-    run_parts(kernel, [v for v in variants_of(kernel) if v[1] == ALL], groups=51)
+    """Several CTAs of a GPU share a row, and each knows the squares of its own part; of wgmma_tma from 16385 on."""
+    groups = 131 if kernel.name == "wgmma_tma" else 51
+    run_parts(kernel, [v for v in variants_of(kernel) if v[1] == ALL], groups=groups)
 
 
 @by_name([k for k in SOME if k.name == "wgmma_tma"])

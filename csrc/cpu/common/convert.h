@@ -62,7 +62,8 @@ inline void store(void* data, Index i, T value) {
 
 // out[0, count) = data[first, first + count). Not inlined: the code of all dtypes is long, and every format's and width's
 // kernels would have it, a fifth of all that there is to compile.
-__attribute__((noinline)) inline void read_floats(Dtype dtype, const void* data, Index first, Index count, float* out) {
+__attribute__((noinline)) inline void read_floats(Dtype dtype, const void* data, Index first,
+                                                  Index count, float* out) {
   switch (dtype) {
     case Dtype::kF32:
       for (Index i = 0; i < count; ++i) out[i] = load<float>(data, first + i);
