@@ -60,8 +60,8 @@ inline void store(void* data, Index i, T value) {
   __builtin_memcpy(static_cast<char*>(data) + i * Index{sizeof(T)}, &value, sizeof(T));
 }
 
-// out[0, count) = data[first, first + count). Not inlined: the code of all dtypes is long, and every format's and width's
-// kernels would have it, a fifth of all that there is to compile.
+// out[0, count) = data[first, first + count). Not inlined: the code of all dtypes is long, and the kernels of every
+// format and width would have it, a fifth of all that there is to compile.
 __attribute__((noinline)) inline void read_floats(Dtype dtype, const void* data, Index first,
                                                   Index count, float* out) {
   switch (dtype) {

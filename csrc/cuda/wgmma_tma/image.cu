@@ -7,9 +7,9 @@
 namespace jaxgemv::cuda::wgmma_tma {
 namespace {
 
-// As many CTAs as there are SMs, but for each row at least one, and for a thread one octet. Those of a row share the look
-// at it where that is more than a thread asks for at once, four octets, and where half of the SMs do: with more, one SM
-// may have two CTAs of clusters, and no room for the next kernel.
+// As many CTAs as there are SMs, but for each row at least one, and for a thread one octet. Those of a row share the
+// look at it where that is more than a thread asks for at once, four octets, and where half of the SMs do: with more,
+// one SM may have two CTAs of clusters, and no room for the next kernel (docs/cuda-notes.md).
 template <typename C, typename X, int kThreads, bool kSplit>
 cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image, Records records,
                    bool keeps_shared, const Device& device, cudaStream_t stream) {

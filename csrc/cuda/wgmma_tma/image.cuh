@@ -57,9 +57,9 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
   }
 }
 
-// CTA (part, m, slice) looks at all of a row of x and makes a part of its quads; where a row is long, those of its parts
-// are a cluster (`shares`), and each looks at its own. A number that is 2^-29 of its row's
-// largest or more keeps 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
+// CTA (part, m, slice) looks at all of a row of x and makes a part of its quads; where a row is long, those of its
+// parts are a cluster (`shares`), and each looks at its own. A number that is 2^-29 of its row's largest or more keeps
+// 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
 // C: a decoder, as OrderOf has it. X: of x; for kNormThreads it is looked up. kSplit: of sums.
 template <typename C, typename X, int kThreads, bool kSplit>
 __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
@@ -171,12 +171,12 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
   if (kAsksEarly) raw = ask(first + thread);
   // All lanes of a warp stay together.
 #pragma unroll 1
-  for (int at = first; at < last; at += kThreads) {
-    const int octet = at + thread, i = octet % 16;
+  for (int next = first; next < last; next += kThreads) {
+    const int octet = next + thread, i = octet % 16;
     float v[8], sum = 0;
     if (!kAsksEarly) raw = ask(octet);
     get(octet, raw, v);
-    if (kAsksEarly && at + kThreads < last) raw = ask(octet + kThreads);
+    if (kAsksEarly && next + kThreads < last) raw = ask(octet + kThreads);
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum += v[e];
 #pragma unroll
