@@ -61,7 +61,7 @@ inline void store(void* data, Index i, T value) {
 }
 
 // out[0, count) = data[first, first + count). Not inlined: the code of all dtypes is long, and the kernels of every
-// format and width would have it, a fifth of all that there is to compile.
+// format and width would have it, for AVX2 a fifth of all that there is to compile (docs/cpu-notes.md).
 __attribute__((noinline)) inline void read_floats(Dtype dtype, const void* data, Index first,
                                                   Index count, float* out) {
   switch (dtype) {
