@@ -109,9 +109,10 @@ def wgmma_tma(bits: int) -> list[Case]:
         Case(20, 1, 14336 + 3 * least, "row", "mid"),
         Case(12, 70, 3584, 128, "integer", scale="float32"),
         Case(31, 200, 8192, "row", "zero", bias=True),
-        # CTAs that share the look at a row of x, the last one without a part of it.
+        # Many threads look at a row of x, or CTAs share the look, the last one without a part of it; or both.
         Case(2, 40, 4224, 32, "zero", scale="bfloat16"),
         Case(14, 70, 4224, "row", "zero"),
+        Case(3, 40, 16512, 128, "zero"),
     ]
     return [case._replace(k=-(-case.k // least) * least) for case in cases]
 

@@ -7,15 +7,19 @@
 namespace jaxgemv::cuda::wgmma_tma {
 namespace {
 
+constexpr int kAtOnce = 4;  // octets that a thread asks for
+
+Index octets_of(const Records& records) { return Index{records.quads} * 16; }
+
 // As many CTAs as there are SMs, but for each row at least one, and for a thread one octet. Those of a row share the
-// look at it where that is more than a thread asks for at once, four octets, and where half of the SMs do: with more,
-// one SM may have two CTAs of clusters, and no room for the next kernel (docs/cuda-notes.md).
-template <typename C, typename X, int kThreads, bool kSplit>
+// look at it where that is more than its threads ask for at once, and where half of the SMs do: with more, one SM may
+// have two CTAs of clusters, and no room for the next kernel (docs/cuda-notes.md).
+template <typename C, typename X, int kThreads, bool kNorm, bool kSplit>
 cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image, Records records,
                    bool keeps_shared, const Device& device, cudaStream_t stream) {
-  const Index most = ceil_div(Index{records.quads} * 16, Index{kThreads}),
+  const Index most = ceil_div(octets_of(records), Index{kThreads}),
               rows = problem.M * problem.batch, shares = rows * 8 <= device.sms / 2 ? 8 : 4;
-  records.shares = most > 4 && rows * shares <= device.sms / 2;
+  records.shares = most > kAtOnce && rows * shares <= device.sms / 2;
   const Index parts = records.shares ? shares : std::clamp<Index>(device.sms / rows, 1, most);
   records.each = static_cast<int>(ceil_div(records.quads, parts));
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(problem.M),
@@ -23,17 +27,23 @@ cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image,
   LaunchShape shape{grid, kThreads};
   if (records.shares) shape.ranks = static_cast<int>(parts);
   shape.keeps_shared = keeps_shared;
-  return launch_kernel(make_image<C, X, kThreads, kSplit>, shape, device, stream, params, image,
-                       records);
+  return launch_kernel(make_image<C, X, kThreads, kNorm, kSplit>, shape, device, stream, params,
+                       image, records);
 }
 
-// Calls use<C, X, kThreads>().
+// Calls use<C, X, kThreads, kNorm>(). is_long: whether there are many threads, which leave the next kernel no room.
+template <typename C, typename X, typename Use>
+cudaError_t with_threads(bool is_long, Use&& use) {
+  if constexpr (C::kHasShift)
+    if (is_long) return use.template operator()<C, X, kManyThreads, false>();
+  return use.template operator()<C, X, kFewThreads, false>();
+}
 template <typename C, typename Use>
-cudaError_t with_x(Dtype x, bool has_norm, Use&& use) {
-  if (has_norm) return use.template operator()<C, float, kNormThreads>();
-  if (x == Dtype::kF32) return use.template operator()<C, float, kImageThreads>();
-  if (x == Dtype::kF16) return use.template operator()<C, __half, kImageThreads>();
-  return use.template operator()<C, __nv_bfloat16, kImageThreads>();
+cudaError_t with_x(Dtype x, bool has_norm, bool is_long, Use&& use) {
+  if (has_norm) return use.template operator()<C, float, kManyThreads, true>();
+  if (x == Dtype::kF32) return with_threads<C, float>(is_long, use);
+  if (x == Dtype::kF16) return with_threads<C, __half>(is_long, use);
+  return with_threads<C, __nv_bfloat16>(is_long, use);
 }
 
 }  // namespace
@@ -41,14 +51,15 @@ cudaError_t with_x(Dtype x, bool has_norm, Use&& use) {
 cudaError_t launch_image(const Problem& problem, const Params& params, uint8_t* image,
                          const Records& records, bool has_pairs, bool keeps_shared,
                          const Device& device, cudaStream_t stream) {
-  const auto use = [&]<typename C, typename X, int kThreads>() {
-    const auto run = C::kHasShift && records.split ? launch<C, X, kThreads, C::kHasShift>
-                                                   : launch<C, X, kThreads, false>;
+  const auto use = [&]<typename C, typename X, int kThreads, bool kNorm>() {
+    const auto run = C::kHasShift && records.split ? launch<C, X, kThreads, kNorm, C::kHasShift>
+                                                   : launch<C, X, kThreads, kNorm, false>;
     return run(problem, params, image, records, keeps_shared, device, stream);
   };
   const bool has_norm = params.x.norm.data != nullptr;
-  return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, use)
-                   : with_x<OrderOf<false>>(problem.x, has_norm, use);
+  const bool is_long = records.has_time && octets_of(records) > kAtOnce * kFewThreads;
+  return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, is_long, use)
+                   : with_x<OrderOf<false>>(problem.x, has_norm, is_long, use);
 }
 
 }  // namespace jaxgemv::cuda::wgmma_tma

@@ -38,8 +38,8 @@ using OrderOf =
     std::conditional_t<kHasPairs, Decoder<Format::kAffine, 4>, Decoder<Format::kCodebook, 4>>;
 
 // A warp for each quarter of an SM, with the registers that the next kernel leaves there, 32 a thread: so its CTAs
-// find room beside these. x * norm is more work, and has a thread for each octet of 4096 k instead.
-constexpr int kImageThreads = 128, kNormThreads = 512;
+// find room beside these. Long rows, and x * norm, are more work, and have a thread for each octet of 4096 k instead.
+constexpr int kFewThreads = 128, kManyThreads = 512;
 
 // The largest magnitude of an octet as it comes, as the bits of a float32.
 template <typename X>
@@ -60,14 +60,14 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
 // CTA (part, m, slice) looks at all of a row of x and makes a part of its quads; where a row is long, those of its
 // parts are a cluster (`shares`), and each looks at its own. A number that is 2^-29 of its row's largest or more keeps
 // 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
-// C: a decoder, as OrderOf has it. X: of x; for kNormThreads it is looked up. kSplit: of sums.
-template <typename C, typename X, int kThreads, bool kSplit>
-__global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
+// C: a decoder, as OrderOf has it. X: of x, which with kNorm is looked up. kSplit: of sums.
+template <typename C, typename X, int kThreads, bool kNorm, bool kSplit>
+__global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   let_second_begin();
   constexpr int kWarps = kThreads / 32;
-  const Dtype dtype = kThreads == kNormThreads ? params.x.dtype : kDtypeOf<X>;
+  const Dtype dtype = kNorm ? params.x.dtype : kDtypeOf<X>;
   __shared__ uint32_t largest_in[kWarps];
   __shared__ float squares_in[kWarps], sum_in[kWarps], of_part[3];
   const int part = static_cast<int>(blockIdx.x), m = blockIdx.y, slice = blockIdx.z,
@@ -76,10 +76,9 @@ __global__ void __launch_bounds__(kThreads, kThreads == kImageThreads ? 16 : 2)
   const int s = has_norm ? max(stack_entry(params.index, params.stack, slice), 0) : 0;
   const NormValues norm(params.x.norm, s, 0);
   const Index before = (Index{slice} * params.M + m) * params.x.K;
-  const void* const row = kThreads == kNormThreads
-                              ? static_cast<const void*>(static_cast<const char*>(params.x.data) +
-                                                         before * size_of(dtype))
-                              : static_cast<const X*>(params.x.data) + before;
+  const void* const row = kNorm ? static_cast<const void*>(static_cast<const char*>(params.x.data) +
+                                                           before * size_of(dtype))
+                                : static_cast<const X*>(params.x.data) + before;
   const auto ask = [&](int octet) {
     RawOctet raw;
     raw.ask(row, dtype, octet * 8, octet * 8 < params.x.K);

@@ -55,13 +55,13 @@ class WgmmaTmaOfWidth {
     static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kEnds, kIn>;
 
     // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, with one end and
-    // more, of x of a quad and column, of a CTA, of one in a cluster.
+    // more, of x of a quad and column, of a CTA, of one in a cluster, of a column of each further one in it.
     static constexpr int kEndNs = kColumns == 16 ? 60 : kColumns == 32 ? 100 : 200;
     static constexpr int kQuadNs = (kColumns == 16   ? 500
                                     : kColumns == 32 ? 600
                                                      : 900) +
                                    (S::kQuadPieces - 1) * kEndNs;
-    static constexpr int kColumnNs = 5, kStartNs = 5000, kClusterNs = 1000;
+    static constexpr int kColumnNs = 5, kStartNs = 5000, kClusterNs = 1000, kRankNs = 5;
 
     // Shifts of two pieces that tensor cores add to a sum, which they cut: if all are of one sign, 0.36 * 2^-24 of it
     // each time, and float32 x is promised 2^-20.
@@ -97,8 +97,9 @@ class WgmmaTmaOfWidth {
           const Index adds = ceil_div(most, deep) * S::kPieces / 2;
           if (S::kSplitsSums && parts == 2 && adds > kMostAdds) continue;
           const Index quad_ns = std::max<Index>(kQuadNs, deep * columns * kColumnNs);
-          const Index cost = waves * (kStartNs + (ranks > 1 ? kClusterNs : 0) +
-                                      ceil_div(most, deep) * S::kQuads * quad_ns);
+          const Index cluster_ns = ranks > 1 ? kClusterNs + (ranks - 2) * columns * kRankNs : 0;
+          const Index cost =
+              waves * (kStartNs + cluster_ns + ceil_div(most, deep) * S::kQuads * quad_ns);
           if (cost >= least) continue;
           least = cost;
           best = {4 * across, deep, ranks, 0, bytes, false, tiles};
@@ -123,7 +124,7 @@ class WgmmaTmaOfWidth {
       status = wgmma_tma::launch_image(
           problem, p, static_cast<uint8_t*>(operands.image),
           {p.units * S::kQuads, kColumns, S::kRecordBytes, S::kLogLanes, S::kSums > 0,
-           S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0},
+           S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0, S::C::kHasShift},
           S::kHasPairs, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
       // Those of four groups follow one another, in whole pieces of what a lane copies.
