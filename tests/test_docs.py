@@ -1,4 +1,5 @@
-"""Links: of docs/transformations.md to tests that exist, and of README.md, which the site does not have."""
+"""Links: of docs/transformations.md to tests that exist, of README.md, which the site does not have, and the files that
+CONTRIBUTING.md names."""
 
 import re
 from pathlib import Path
@@ -36,3 +37,13 @@ def test_readme():
         path, _, heading = link.partition("#")
         assert (ROOT / path).exists(), link
         assert not heading or heading in slugs(ROOT / path), link
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="the sources are not beside the tests")
+def test_contributing():
+    """Every source that it names exists, where it says or in a folder of that name."""
+    named = set(re.findall(r"`([\w./]+\.(?:cuh?|h|cc|py))`", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert named
+    folders = "csrc", "jaxgemv", "tests", "bench", "examples"
+    files = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
