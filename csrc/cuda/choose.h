@@ -71,7 +71,8 @@ constexpr bool has_whole_pieces(const Problem& problem) {
   return problem.K * problem.bits % 128 == 0;
 }
 
-// Rows of the weights that are whole 256 bytes; others took wgmma 20% longer than longer ones ("Many threads for long rows of x").
+// Rows of the weights that are whole 256 bytes; others took wgmma 20% longer than longer ones: "Many threads for long
+// rows of x".
 constexpr bool has_whole_lines(const Problem& problem) {
   return problem.K * problem.bits % 2048 == 0;
 }

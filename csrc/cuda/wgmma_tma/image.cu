@@ -7,8 +7,6 @@
 namespace jaxgemv::cuda::wgmma_tma {
 namespace {
 
-constexpr int kAtOnce = 4;  // octets that a thread asks for
-
 Index octets_of(const Records& records) { return Index{records.quads} * 16; }
 
 // As many CTAs as there are SMs, but for each row at least one, and for a thread one octet. Those of a row share the
@@ -57,7 +55,9 @@ cudaError_t launch_image(const Problem& problem, const Params& params, uint8_t* 
     return run(problem, params, image, records, keeps_shared, device, stream);
   };
   const bool has_norm = params.x.norm.data != nullptr;
-  const bool is_long = records.has_time && octets_of(records) > kAtOnce * kFewThreads;
+  // What multiplies integers, for which there are sums, has little to do before it needs x, and may begin behind this.
+  const bool is_long =
+      (records.sums || records.totals) && octets_of(records) > kAtOnce * kFewThreads;
   return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, is_long, use)
                    : with_x<OrderOf<false>>(problem.x, has_norm, is_long, use);
 }

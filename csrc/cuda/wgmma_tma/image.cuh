@@ -40,6 +40,7 @@ using OrderOf =
 // A warp for each quarter of an SM, with the registers that the next kernel leaves there, 32 a thread: so its CTAs
 // find room beside these. Long rows, and x * norm, are more work, and have a thread for each octet of 4096 k instead.
 constexpr int kFewThreads = 128, kManyThreads = 512;
+constexpr int kAtOnce = 4;  // octets of 16-bit x that a thread asks for
 
 // The largest magnitude of an octet as it comes, as the bits of a float32.
 template <typename X>
@@ -72,6 +73,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
   __shared__ float squares_in[kWarps], sum_in[kWarps], of_part[3];
   const int part = static_cast<int>(blockIdx.x), m = blockIdx.y, slice = blockIdx.z,
             tile = m / params.rows_m, column = (m - tile * params.rows_m) * params.parts;
+  // As kNorm says; but where that is known to be false, ptxas hoists more and keeps registers in memory.
   const bool has_norm = params.x.norm.data != nullptr;
   const int s = has_norm ? max(stack_entry(params.index, params.stack, slice), 0) : 0;
   const NormValues norm(params.x.norm, s, 0);
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
       for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
     }
   } else {
-#pragma unroll(sizeof(X) == 4 ? 1 : 4)
+#pragma unroll(sizeof(X) == 4 ? 1 : kAtOnce)
     for (int octet = begin + thread; octet < end; octet += kThreads) {
       const RawOctet raw = ask(octet);
       largest = max(largest, largest_of<X>(raw));

@@ -8,13 +8,12 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 // How the records of a launch lie. 2^log_lanes of the 16 lanes of a quad have a group; `sums`: whether it has a sum,
 // and `split`: of two numbers; `runs`: whether lanes take runs; `totals`: whether a row, of one column, has one sum
-// and no groups. `has_time`: whether what multiplies, of integers, has little to do before it needs x, and so may begin
-// behind this kernel. `each`: the quads of a CTA; `shares`: whether the CTAs of a row are a cluster.
+// and no groups. `each`: the quads of a CTA; `shares`: whether the CTAs of a row are a cluster.
 struct Records {
   int quads, columns;
   int bytes;  // of one
   int log_lanes;
-  bool sums, split, runs, totals, has_time;
+  bool sums, split, runs, totals;
   int each = 0;
   bool shares = false;
 };

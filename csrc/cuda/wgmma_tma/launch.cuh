@@ -124,7 +124,7 @@ class WgmmaTmaOfWidth {
       status = wgmma_tma::launch_image(
           problem, p, static_cast<uint8_t*>(operands.image),
           {p.units * S::kQuads, kColumns, S::kRecordBytes, S::kLogLanes, S::kSums > 0,
-           S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0, S::C::kHasShift},
+           S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0},
           S::kHasPairs, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
       // Those of four groups follow one another, in whole pieces of what a lane copies.
