@@ -57,6 +57,7 @@ struct Codes<Format::kE5M2, 8, float> : Float8Codes<Format::kE5M2> {
 // Octets as A operands of mma.m16n8k16, and what a kernel has to know and keep for that:
 //   kParts         fp16 numbers whose sum a weight is
 //   kTableBytes    of shared memory, that make_table fills
+//   ask_for_entry  of a stack's matrix, as make_table wants it, which need not wait for it
 //   code(p, e)     the code of an octet that is element e of register p
 //   decode(..)     of an octet, one of its parts
 //   has_second()   whether the second part may be anything but zero
@@ -67,7 +68,8 @@ struct Decoder;
 struct PlainDecoder {
   static constexpr int kParts = 1, kTableBytes = 0;
   static constexpr bool kHasShift = false;
-  static __device__ __forceinline__ void make_table(const Param&, Index, uint8_t*, bool) {}
+  static __device__ __forceinline__ uint32_t ask_for_entry(const Param&, Index) { return 0; }
+  static __device__ __forceinline__ void make_table(const Param&, uint32_t, uint8_t*, bool) {}
   static __device__ __forceinline__ bool has_second() { return false; }
   static __device__ __forceinline__ float unit() { return 1; }
 };
@@ -119,6 +121,11 @@ struct HalvesOfEntry {
   }
 };
 
+// Bits of this lane's entry, l % 16 for lane l, of a stack's matrix s: what asks for them need not wait.
+__device__ __forceinline__ uint32_t entry_bits(const Param& table, Index s) {
+  return load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0));
+}
+
 // Of 16 entries: a byte is two codes, and finds both of their entries in shared memory. Each lane has
 // a table of its own in a bank of its own.
 template <>
@@ -128,16 +135,21 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static constexpr float kWorth = 1;
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
 
+  static __device__ __forceinline__ uint32_t ask_for_entry(const Param& table, Index s) {
+    return entry_bits(table, s);
+  }
   // By all threads of a CTA, which then have to wait for each other. rounds: as HalvesOfEntry has it.
-  static __device__ __forceinline__ void make_table(const Param& table, Index s, uint8_t* to,
+  static __device__ __forceinline__ void make_table(const Param& table, uint32_t bits, uint8_t* to,
                                                     bool rounds) {
     const int lane = threadIdx.x % 32;
-    const HalvesOfEntry entry(cuda::load(table, s, lane % 16, 0), rounds);
+    const HalvesOfEntry entry(float_of_bits(bits, table.dtype), rounds);
+#pragma unroll 4
     for (int byte = threadIdx.x / 32; byte < 256; byte += blockDim.x / 32) {
       const uint32_t low = __shfl_sync(~0u, entry.both, byte % 16),
                      high = __shfl_sync(~0u, entry.both, byte / 16);
       auto* const at = reinterpret_cast<uint32_t*>(to + byte * 128) + lane;
-      at[0] = __byte_perm(low, high, 0x5410), at[kPartBytes / 4] = __byte_perm(low, high, 0x7632);
+      at[0] = __byte_perm(low, high, 0x5410);
+      if (entry.has_second) at[kPartBytes / 4] = __byte_perm(low, high, 0x7632);
     }
     if (threadIdx.x == 0) {
       auto* const facts = reinterpret_cast<float*>(to + kParts * kPartBytes);

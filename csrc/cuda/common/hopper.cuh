@@ -77,6 +77,21 @@ __device__ __forceinline__ void copy_there(uint32_t to_there, uint32_t from, int
       "r"(from), "r"(bytes), "r"(barrier_there)
       : "memory");
 }
+// Tells the others of the cluster that this CTA has read what it had to, and no more; and waiting until all have.
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+// Four numbers into another CTA's shared memory; tells a barrier there.
+__device__ __forceinline__ void send(uint32_t to_there, const float4& v, uint32_t barrier_there) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to_there),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier_there)
+      : "memory");
+}
 // A hint for what is read once, as weights are: of all that the L2 has it goes first, and code, scales and
 // x stay there for the next kernel. Not for cp.async, of which ptxas 13.0 loses it: docs/cuda-notes.md,
 // "What the L2 keeps".

@@ -198,6 +198,23 @@ __device__ __forceinline__ void let_second_begin() {
 #endif
 }
 
+// Which cluster of its row of the grid this CTA is in, and where in it. One without a cluster is one of its own. Read
+// again each time: nothing of it is kept.
+__device__ __forceinline__ int cluster_of_cta() {
+  int cluster = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+#endif
+  return cluster;
+}
+__device__ __forceinline__ int rank_of_cta() {
+  int rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
 // Clusters of CTAs, sm_90 and newer: a barrier for all threads of one; the same at the end, where
 // others only have to have read, which does not wait for this CTA's results to be in memory; where
 // something of this CTA's shared memory lies in another's; and a float of that.

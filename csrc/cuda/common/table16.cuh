@@ -11,11 +11,6 @@ __device__ __forceinline__ uint32_t prmt(uint32_t low, uint32_t high, uint32_t n
   return bytes;
 }
 
-// Bits of this lane's entry, l % 16 for lane l, of a stack's matrix s: what asks for them need not wait.
-__device__ __forceinline__ uint32_t entry_bits(const Param& table, Index s) {
-  return load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0));
-}
-
 // 16 numbers of 7 bits. prmt takes a nibble's fourth bit to ask for the sign of one, which is zero, so
 // lookups in both halves add up.
 class Plane16 {

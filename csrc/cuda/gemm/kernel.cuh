@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
   sync_threads(consumers);
   const int tile = own.cluster / params.m_tiles;
   if (packs)
-    put_fours<S, false>(params, own, tile, partial, nullptr, consumers);
+    put_fours<S>(params, own, tile, partial, consumers);
   else
     put_results<S>(params, own, tile, partial, nullptr, params.across);
 #endif

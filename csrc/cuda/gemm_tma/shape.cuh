@@ -86,7 +86,7 @@ struct Work : Share {
   int step;  // from one tile to the next
 
   __device__ __forceinline__ Work(const Params& params, int pair)
-      : Share(params, pair > 1 ? blockIdx.x / 2 : blockIdx.x) {
+      : Share(params, cluster_of_cta(), rank_of_cta() >> (pair > 1)) {
     if (S::kPairs && pair > 1) ctas = 2, half = blockIdx.x % 2;
     first_stage = first_unit * S::kBoxStages;
     const int all = (params.x.K + S::kStageK - 1) / S::kStageK;

@@ -27,42 +27,113 @@ __device__ __forceinline__ void put_four(const Output& output, Index at, float4 
   store4(output.y, output.dtype, at, sum);
 }
 
-// What put_results does, where rows of y are whole fours of results: a thread takes four rows of the weights and one of
-// x. kParts: whether there may be an activation or a residual. (Part of put_results, this made wgmma_any's kernels of
-// tables keep registers in memory.)
+// What a thread does that takes four rows of the weights, and of x every `step`th row from `first` on. kParts: whether
+// there may be a norm, an activation or a residual.
 template <typename S, bool kParts>
-__device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
-                                          float* partial, const float* factors, int threads) {
-  const Placing<S> sums(params);
-  const bool gated = kParts && is_gated(params.output.activation);
-  // A divisor of the threads: all fours of a thread are of the same rows of the weights.
-  const int fours = params.across * S::kRows / 4 >> gated, step_m = threads / fours;
-  const int thread = threadIdx.x, of_thread = thread / fours, four = thread - of_thread * fours;
-  const int row = gated ? four / 2 * kTileN + four % 2 * 4 : four * 4;
-  // use(m, its first sum), of a share of all fours.
-  const auto for_each = [&](int share, int shares, auto&& use) {
-    const int first = share * step_m + of_thread, step = shares * step_m,
-              pitch = params.parts * sums.pitch;
-    float* at = partial + first * pitch + row;
+class Fours {
+ public:
+  const int first, step;
+  const bool gated;
+
+  // `four`: of the `fours` of a tile.
+  __device__ __forceinline__ Fours(const Params& params, const Share& own, int tile, int fours,
+                                   int four, int first, int step)
+      : first(first),
+        step(step),
+        gated(kParts && is_gated(params.output.activation)),
+        params_(params),
+        own_(own),
+        sums_(params),
+        row_(gated ? four / 2 * kTileN + four % 2 * 4 : four * 4),
+        n_((tile * fours + four) * 4) {}
+
+  // Where the sums of row m of x are, of the first share of K that this CTA has; and how far it is to the next row's.
+  __device__ __forceinline__ float* at(float* partial, int m) const {
+    return partial + sums_.of(0, m * params_.parts, row_);
+  }
+  __device__ __forceinline__ int next() const { return step * params_.parts * sums_.pitch; }
+  // Those of all shares, of the results or of what they are gated by.
+  __device__ __forceinline__ float4 of_shares(const float* from, bool of_up) const {
+    if (of_up) from += kPair;
+    const auto columns = [&] {
+      float4 sum = load4(from);
+      if (params_.parts == 2) add4(sum, load4(from + sums_.pitch));
+      return sum;
+    };
+    float4 sum = columns();
 #pragma unroll 1
-    for (int m = first; m < own.M; m += step, at += step * pitch) use(m, at);
-    __syncwarp();
-  };
-  const auto sum_of_shares = [&](const float* from) {
-    float4 sum{};
-#pragma unroll 1
-    for (int w = 0; w < params.deep; ++w, from += sums.of_share) {
-      add4(sum, load4(from));
-      if (params.parts == 2) add4(sum, load4(from + sums.pitch));
-    }
+    for (int w = 1; w < params_.deep; ++w) from += sums_.of_share, add4(sum, columns());
     return sum;
+  }
+
+  // use(put), where put(at, factor, sum(of_up)) writes four results to y[at], of which sum() is what the weights came
+  // to. factor: of the norm.
+  template <typename Use>
+  __device__ __forceinline__ void with_put(Use&& use) const {
+    if (n_ >= params_.width) return;
+    const Terms terms = terms_of(n_), of_up = gated ? terms_of(n_ + params_.width) : Terms{};
+    use([&](Index at, float factor, auto&& sum) {
+      const auto total = [&](bool up, const Terms& of) {
+        const float4 v = sum(up);
+        return float4{fmaf(v.x, factor * of.worth[0], of.bias[0]),
+                      fmaf(v.y, factor * of.worth[1], of.bias[1]),
+                      fmaf(v.z, factor * of.worth[2], of.bias[2]),
+                      fmaf(v.w, factor * of.worth[3], of.bias[3])};
+      };
+      const float4 result = total(false, terms);
+      if (!kParts || params_.plain)
+        store4(params_.output.y, params_.output.dtype, at, result);
+      else
+        put_four(params_.output, at, result, gated ? total(true, of_up) : float4{1, 1, 1, 1});
+    });
+  }
+  // Where in y the results of row m of x are, and how far it is to the next row's.
+  __device__ __forceinline__ Index of_y(int m) const {
+    return (own_.first_row + m) * params_.width + n_;
+  }
+  __device__ __forceinline__ Index next_of_y() const { return Index{step} * params_.width; }
+
+ private:
+  const Params& params_;
+  const Share& own_;
+  const Placing<S> sums_;
+  const int row_, n_;
+
+  struct Terms {
+    float bias[4], worth[4];
   };
-  if (params.ranks > 1) {
+  __device__ __forceinline__ Terms terms_of(int n) const {
+    const Output& output = params_.output;
+    Terms terms;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) terms.bias[i] = own_.s < 0 ? NAN : 0.f, terms.worth[i] = S::kWorth;
+    if (own_.s < 0) return terms;
+    if (output.bias.data != nullptr)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) terms.bias[i] = bias_of(output, true, own_.s, n + i);
+    if constexpr (S::kHasGlobalScale)
+      if (output.global_scale.data != nullptr)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) terms.worth[i] *= global_scale_of(output, true, own_.s, n + i);
+    return terms;
+  }
+};
+
+// What put_results does of a product alone, where rows of y are whole fours of results. (Part of put_results, this made
+// wgmma_any's kernels of tables keep registers in memory.)
+template <typename S>
+__device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
+                                          float* partial, int threads) {
+  // A divisor of the threads: all fours of a thread are of the same rows of the weights.
+  const int fours = params.across * S::kRows / 4, thread = threadIdx.x;
+  const Fours<S, false> mine(params, own, tile, fours, thread % fours, thread / fours,
+                             threads / fours);
+  const bool alone = params.ranks == 1;
+  if (!alone) {
+    float* from = mine.at(partial, mine.first);
     if (params.deep * params.parts > 1)
-      for_each(0, 1, [&](int, float* at) {
-        *reinterpret_cast<float4*>(at) = sum_of_shares(at);
-        if (gated) *reinterpret_cast<float4*>(at + kPair) = sum_of_shares(at + kPair);
-      });
+      for (int m = mine.first; m < own.M; m += mine.step, from += mine.next())
+        *reinterpret_cast<float4*>(from) = mine.of_shares(from, false);
     sync_cluster();
   }
   const auto over_ranks = [&](const float* from) {
@@ -79,53 +150,15 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
     }
     return sum;
   };
-  const int n = (tile * fours + four) * 4;
-  const bool inside = n < params.width;
-  // Of the results, and of the second half of what they are gated by.
-  struct Terms {
-    float bias[4], worth[4];
-  };
-  const auto terms_of = [&](int first, bool exist) {
-    Terms terms;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      terms.bias[i] = exist ? bias_of(params.output, own.s >= 0, own.s, first + i) : 0.f;
-      terms.worth[i] = S::kWorth;
-    }
-    if constexpr (S::kHasGlobalScale) {
-      if (params.output.global_scale.data != nullptr) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          terms.worth[i] *= global_scale_of(params.output, exist && own.s >= 0, own.s, first + i);
-      }
-    }
-    return terms;
-  };
-  const Terms terms = terms_of(n, inside), of_up = terms_of(n + params.width, inside && gated);
-  for_each(own.rank, params.ranks, [&](int m, const float* from) {
-    if (!inside) return;
-    float factor = 1;
-    if (params.x.norm.data != nullptr) {
-      float squares = 0;
-      for (int r = 0; r < params.ranks; ++r)
-        squares += params.ranks > 1 ? load_of_rank(factors + m, r) : factors[m];
-      factor *= norm_factor(squares, params.x.K, params.eps);
-    }
-    const auto total = [&](const float* from, const Terms& of) {
-      const float4 sum = params.ranks > 1 ? over_ranks(from) : sum_of_shares(from);
-      return float4{fmaf(sum.x, factor * of.worth[0], of.bias[0]),
-                    fmaf(sum.y, factor * of.worth[1], of.bias[1]),
-                    fmaf(sum.z, factor * of.worth[2], of.bias[2]),
-                    fmaf(sum.w, factor * of.worth[3], of.bias[3])};
-    };
-    const Index at = (own.first_row + m) * params.width + n;
-    if (!kParts || params.plain)
-      store4(params.output.y, params.output.dtype, at, total(from, terms));
-    else
-      put_four(params.output, at, total(from, terms),
-               gated ? total(from + kPair, of_up) : float4{1, 1, 1, 1});
+  mine.with_put([&](auto&& put) {
+    int m = own.rank * mine.step + mine.first;
+    const float* from = mine.at(partial, m);
+#pragma unroll 1
+    for (; m < own.M; m += params.ranks * mine.step, from += params.ranks * mine.next())
+      put(mine.of_y(m), 1,
+          [&](bool) { return alone ? mine.of_shares(from, false) : over_ranks(from); });
   });
-  if (params.ranks > 1) leave_cluster();
+  if (!alone) leave_cluster();
 }
 
 }  // namespace jaxgemv::cuda::mma_any

@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
 
   const bool copies = kColumnTiles > 1 || params.image != nullptr;
   const bool exists = s >= 0;
-  if (exists) C::make_table(params.codebook, s, table, params.x.lets_round());
+  if (exists)
+    C::make_table(params.codebook, C::ask_for_entry(params.codebook, s), table,
+                  params.x.lets_round());
   const int first_tile = own.cluster / params.m_tiles;
   const int place = warp / params.deep, share = warp % params.deep;
   Weights<S> weights(params, max(s, 0), reads ? first_tile : params.tiles, place, share, first_unit,

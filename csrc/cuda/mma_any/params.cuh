@@ -25,6 +25,7 @@ struct Params {
   int across, deep;            // warps that have rows of their own, and shares of K for each
   int ranks;                   // CTAs of a cluster, which share K
   int units, slice_units;      // of K; of which the x is in shared memory at a time
+  int share_units, longer;     // of K, of a CTA; and CTAs of a cluster that have one more
   Windows windows;             // of scales
   bool aligned;                // every row of the weights, to 16 bytes
   bool plain;                  // no activation, no residual
@@ -37,6 +38,8 @@ struct Params {
     const int mask = (1 << log_rows) - 1;
     return min((tile << log_rows) + (i & mask), width - 1) + (i > mask ? width : 0);
   }
+  // Where the shares of warps are a power of two, as all but mma_any have them.
+  __device__ __forceinline__ int log_deep() const { return __popc(deep - 1); }
   __device__ __forceinline__ const uint8_t* row(int s, int n) const {
     return packed + s * packed_stack_stride + n * Index{row_bytes};
   }
@@ -49,12 +52,14 @@ struct Share {
   int m0, M, columns;
   Index first_row;  // of x, in the batch
 
-  __device__ __forceinline__ explicit Share(const Params& params, unsigned cta = blockIdx.x)
-      : cluster(over(static_cast<int>(cta), params.ranks)),
-        rank(static_cast<int>(cta) - cluster * params.ranks),
+  __device__ __forceinline__ explicit Share(const Params& params)
+      : Share(params, cluster_of_cta(), rank_of_cta()) {}
+  __device__ __forceinline__ Share(const Params& params, int cluster, int rank)
+      : cluster(cluster),
+        rank(rank),
         s(stack_entry(params.index, params.stack, blockIdx.y)),
-        first_unit(over(params.units * rank, params.ranks)),
-        last_unit(over(params.units * (rank + 1), params.ranks)),
+        first_unit(rank * params.share_units + min(rank, params.longer)),
+        last_unit(first_unit + params.share_units + (rank < params.longer)),
         m0((cluster - over(cluster, params.m_tiles) * params.m_tiles) * params.rows_m),
         M(min(params.M - m0, params.rows_m)),
         columns(M * params.parts),

@@ -89,6 +89,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   p.tiles = static_cast<int>(layout.tiles), p.across = layout.across, p.deep = layout.deep;
   p.ranks = layout.ranks, p.slice_units = layout.slice_units;
   p.units = static_cast<int>(ceil_div(problem.K, S::kUnitK));
+  p.share_units = p.units / p.ranks, p.longer = p.units % p.ranks;
   p.windows = windows_of(problem, operands, S::kUnitK);
   p.aligned = is_aligned(operands.packed, 16) && p.row_bytes % 16 == 0 &&
               operands.packed_stack_stride % 16 == 0;

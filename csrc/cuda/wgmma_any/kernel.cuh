@@ -39,15 +39,17 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
                   own.first_row * params.parts * (params.units * Index{S::kQuads * kRecordBytes}) +
                   own.first_unit * static_cast<Index>(S::kQuads * record_bytes);
   // The warps of a group have neighbouring rows and the same share of K.
-  const int group = warp / 4, share = group % params.deep;
-  const int place = group / params.deep * 4 + warp % 4;
+  const int group = warp / 4, share = group & (params.deep - 1);
+  const int place = (group >> params.log_deep()) * 4 + warp % 4;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kXStages; ++i)
       init_barrier(full + 8 * i, 1), init_barrier(empty + 8 * i, params.across);
     fence_barrier_init();
   }
-  if (own.s >= 0) C::make_table(params.codebook, own.s, table, params.x.lets_round());
+  if (own.s >= 0)
+    C::make_table(params.codebook, C::ask_for_entry(params.codebook, own.s), table,
+                  params.x.lets_round());
   __syncthreads();
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();

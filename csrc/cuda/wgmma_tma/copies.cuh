@@ -11,7 +11,7 @@ namespace jaxgemv::cuda::wgmma_tma {
 template <typename S>
 struct Barriers {
   static constexpr int kX = S::kXStages, kSlots = S::kGroups * S::kSlots,
-                       kCount = 2 * (kX + kSlots) + 1;
+                       kCount = 2 * (kX + kSlots) + 2;
   uint32_t first;
 
   __device__ __forceinline__ uint32_t x_full(int stage) const { return first + 8 * stage; }
@@ -23,11 +23,17 @@ struct Barriers {
   __device__ __forceinline__ uint32_t rows_full() const {  // of what is known of rows of x
     return first + 8 * 2 * (kX + kSlots);
   }
-  // warps: that use a stage of x.
-  __device__ __forceinline__ void init(int warps) const {
-    for (int i = 0; i < kX; ++i) init_barrier(x_full(i), 1), init_barrier(x_empty(i), warps);
+  __device__ __forceinline__ uint32_t sent() const { return rows_full() + 8; }  // as gather has it
+  // By a thread each: lanes of a warp would take turns. What the one that asks for weights uses it makes itself.
+  __device__ __forceinline__ void init_of_weights() const {
     for (int i = 0; i < kSlots; ++i) init_barrier(full(i), 1), init_barrier(empty(i), 4);
     init_barrier(rows_full(), 1);
+    fence_barrier_init();
+  }
+  // warps: that use a stage of x.
+  __device__ __forceinline__ void init_of_x(int warps) const {
+    for (int i = 0; i < kX; ++i) init_barrier(x_full(i), 1), init_barrier(x_empty(i), warps);
+    init_barrier(sent(), 1);
     fence_barrier_init();
   }
 };
@@ -39,7 +45,7 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
                                              int units, const CUtensorMap& weights, int box_rows,
                                              uint32_t to, const Barriers<S>& barriers) {
   const int entry = params.packed_stack_stride == 0 ? 0 : own.s;  // one matrix may serve all
-  const int deep = params.deep, log_deep = __popc(deep - 1);
+  const int deep = params.deep, log_deep = params.log_deep();
   int row[S::kGroups];
 #pragma unroll
   for (int group = 0; group < S::kGroups; ++group)

@@ -8,8 +8,8 @@
 // Memory answers in the order in which it is asked: the first boxes wait for the first of x.
 #pragma once
 
-#include "../mma_any/fours.cuh"
 #include "copies.cuh"
+#include "gather.cuh"
 #include "left_over.cuh"
 #include "products.cuh"
 
@@ -156,12 +156,12 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 
 #endif
 
-// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether
-// put_fours is for this call.
+// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether rows of y are whole
+// fours of results, as gather has them. each: of those, in a cluster.
 template <Format kFormat, int kBits, int kColumns, int kEnds, InOperand kIn>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
-                   bool ahead, bool packs) {
+                   bool ahead, bool packs, RowsEach each) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kFormat, kBits, kColumns, kEnds, kIn>;
   using C = typename S::C;
@@ -183,11 +183,12 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
                  S::kRecordBytes);
   };
   // Of the rows and columns that a thread of those that multiply has.
-  const auto group_of = [&](int thread) { return thread / 128 / params.deep; };
-  const auto share_of = [&](int thread) { return thread / 128 % params.deep; };
+  const auto group_of = [&](int thread) { return thread / 128 >> params.log_deep(); };
+  const auto share_of = [&](int thread) { return thread / 128 & (params.deep - 1); };
   const auto tile_of = [&](int thread) { return group_of(thread) * 4 + thread / 32 % 4; };
   Sums<S> sums(base + S::kTable);
-  if (threadIdx.x == S::kConsumers) barriers.init(params.across);
+  if (threadIdx.x == S::kConsumers) barriers.init_of_weights();
+  if (threadIdx.x == S::kConsumers + 32) barriers.init_of_x(params.across);
   {
     const Share own(params);
     const int tile = Share::over(own.cluster, params.m_tiles);
@@ -197,17 +198,18 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
                          shared + S::kScales + warp * S::kScaleBytes,
                          barriers,
                          group,
-                         group % params.deep,
-                         tile * params.across + group / params.deep * 4 + warp % 4,
+                         group & (params.deep - 1),
+                         tile * params.across + (group >> params.log_deep()) * 4 + warp % 4,
                          shared + group * S::kSlots * S::kBoxBytes +
                              (warp % 4 << params.log_rows) * S::kRowBytes + first_word<S>()};
-    // Before anything else: the answer takes a microsecond.
+    // Before anything else: the answers take a microsecond.
+    const uint32_t entry = C::ask_for_entry(params.codebook, max(own.s, 0));
     if constexpr (!kPerRow && !S::kScalesNumbers)
       if (warp < S::kWarps && place.share < units)
         Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead, place.scales)
             .ask_for_first();
     if constexpr (S::kHasTable) {
-      C::make_table(params.codebook, max(own.s, 0), base + S::kTable, params.x.lets_round());
+      C::make_table(params.codebook, entry, base + S::kTable, params.x.lets_round());
       __syncthreads();
     } else if (warp == S::kWarps) {
       arrive_threads(S::kThreads);  // the weights wait for nobody
@@ -232,10 +234,11 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
       multiply<S, 1>(params, own, units, place, image_of(own, tile), box_rows, ahead, sums);
   }
 
-  uint32_t thread, cta;  // read again: nothing of them was kept through the loop
-  asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.x;" : "=r"(thread), "=r"(cta));
+  if (packs && params.ranks > 1) arrive_at_cluster();
+  uint32_t thread;  // read again: nothing of it was kept through the loop
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int mine = static_cast<int>(thread), t = mine % 4, row = row_of_lane<S>();
-  const Share own(params, cta);
+  const Share own(params);
   const int tile = Share::over(own.cluster, params.m_tiles);
   if (own.s >= 0) {
     wait(barriers.rows_full(), 0);
@@ -268,9 +271,9 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
           y *= of.power * unit;
         }
       }
-    // put_results adds those of a cluster.
+    // Each CTA of a cluster knows them, and put_results adds all.
     if (params.x.norm.data != nullptr && mine < own.M)
-      factors[mine] = own.rank == 0 ? rows[mine * params.parts].squares : 0.f;
+      factors[mine] = packs || own.rank == 0 ? rows[mine * params.parts].squares : 0.f;
   }
   sync_threads(S::kConsumers);
   float* const partial = reinterpret_cast<float*>(base);
@@ -281,7 +284,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
     partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
   if (packs)
-    put_fours<S, true>(params, own, tile, partial, factors, S::kConsumers);
+    gather<S>(params, own, tile, each, partial, factors, barriers.sent());
   else
     put_results<S>(params, own, tile, partial, factors, S::kWarps);
 #endif

@@ -141,7 +141,8 @@ class WgmmaTmaOfWidth {
                         layout.bytes,
                         p.ranks};
       shape.early = true;
-      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, ahead, packs(p));
+      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, ahead, packs(p),
+                           wgmma_tma::rows_each(p.rows_m, p.ranks));
     }
   };
 

@@ -42,6 +42,12 @@ struct TwoTf32 {
 // e4m3 is for groups of 16, e8m0 for groups of 32; any other scale is met at the end of its group.
 enum class InOperand { kNone, kE4M3, kE8M0 };
 
+// What others of a cluster send a CTA at most (gather.cuh).
+template <typename S>
+JAXGEMV_HD constexpr int sent_bytes(int across) {
+  return (S::kColumns + kMostRanks - 1) * across * S::kRows * 4;
+}
+
 // For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights;
 // what these are to find in shared memory two more threads ask for. Weights come as boxes: 128 bytes of 64
 // rows, swizzled, or of widths that do not divide a byte a quad of each, as it is. kEndCount: ends of groups of
@@ -95,7 +101,8 @@ struct Shape {
   // The sums of a piece run beside the products of the next, where there are registers for both.
   static constexpr int kAccumulators = kColumns > 32 || (kColumns > 16 && kEnds < 2) ? 1 : 2;
   static constexpr int shared_bytes(int across, int deep) {
-    return std::max(kTable + C::kTableBytes, sums_bytes<Shape>(across, deep));
+    return std::max(kTable + C::kTableBytes,
+                    sums_bytes<Shape>(across, deep) + sent_bytes<Shape>(across));
   }
 };
 
