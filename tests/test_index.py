@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import assert_ran, by_name, kernels
 from problems import Case, make
 
 from jaxgemv import QuantizedTensor, gemv
@@ -52,6 +53,25 @@ def test_experts(backend, layers, dtype):
     y = gemv_f32(x, w, index=index, bias=biases, implementation=backend)
     expected = [product(problems[i], row) + added(problems[i]) for i, row in zip(index, x)]
     np.testing.assert_array_equal(y, expected)
+
+
+@by_name(
+    [k for k in kernels(transposed=False) if k.name == "wgmma_tma" and k.bits == 4 and k.x == "bfloat16"]
+)
+def test_experts_in_clusters(kernel, rng):
+    """CTAs share K, and each finishes some of 19 rows of x; or none, of a matrix that there is not."""
+    problems = [
+        make(rng, 4, "bfloat16", Case(19, 128, 8192, 128, "zero", bias=True), exact=True) for _ in range(2)
+    ]
+    w = jax.tree.map(lambda *a: jnp.stack(a), *(p.tensor for p in problems))
+    biases, x = jnp.stack([p.bias for p in problems]), problems[0].x
+    y = gemv_f32(
+        jnp.stack([x, x, x]), w, index=np.array([1, 2, 0]), bias=biases, implementation=kernel.backend
+    )
+    assert_ran(kernel)
+    for at, p in ((0, problems[1]), (2, problems[0])):
+        np.testing.assert_array_equal(y[at], product(p, x) + added(p))
+    assert np.isnan(y[1]).all()
 
 
 def test_experts_of_several_rows_each(backend, layers, rng):

@@ -71,12 +71,6 @@ constexpr bool has_whole_pieces(const Problem& problem) {
   return problem.K * problem.bits % 128 == 0;
 }
 
-// Rows of the weights that are whole 256 bytes; others took wgmma 20% longer than longer ones: "Many threads for long
-// rows of x".
-constexpr bool has_whole_lines(const Problem& problem) {
-  return problem.K * problem.bits % 2048 == 0;
-}
-
 // Whole pieces, such rows of x, and groups of whole 32.
 constexpr bool is_for_gemm_tma(const Problem& problem) {
   return has_whole_pieces(problem) && problem.K * size_of(problem.x) % 16 == 0 &&
@@ -195,9 +189,8 @@ inline constexpr Crossover kCrossovers[] = {
     // "Boxes of weights"; of tables "One fp16 for an entry".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<8>, kNorm},
     {"wgmma_tma", 4, 9, 16, kAnyRows,
-     all<has_table, any<has_codes<100>, all<has_codes<20>, has_columns<16384>>>>, kOneByteScale},
-    {"wgmma_tma", 4, 9, 16, kAnyRows,
-     all<has_table, has_codes<20>, has_columns<8192>, has_x<Dtype::kBF16>>, kOneByteScale},
+     all<has_table, any<has_codes<48>, all<has_codes<8>, has_columns<8192>>>>, kOneByteScale},
+    {"wgmma_tma", 8, 9, 16, kAnyRows, all<has_float8, has_codes<20>, has_columns<16384>>},
     {"stream", 4, 9, 16, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
     {"wgmma_tma", 4, 9, 64, kAnyRows, all<has_table, has_codes<3>>, kOneByteScale},
     {"direct", 4, 9, 16, 5 << 20, all<has_table, has_16_bit_x, none<has_columns<1024>>>},
@@ -214,10 +207,10 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 17, 32, 8 << 20, all<is_not_for_wgmma, none<has_rows<513>>>},
     {"direct", 0, 33, 64, 8 << 20, all<has_16_bit_x, is_not_for_wgmma, none<has_rows<513>>>},
     {"wgmma_tma", 0, 17, 64, kAnyRows, all<is_not_for_wgmma, has_codes<3>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 33, 64, kAnyRows, all<is_not_for_wgmma, has_codes<2>, none<has_long_rows>>},
     {"wgmma_tma", 0, 17, 64, kAnyRows, all<is_not_for_wgmma, has_codes<6>, has_rows<513>>},
     {"wgmma_tma", 8, 17, 32, kAnyRows, has_codes<64>},
-    {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<24>, has_one_group>},
-    {"wgmma_tma", 8, 33, 64, kAnyRows, all<has_codes<8>, none<has_one_group>>},
+    {"wgmma_tma", 8, 33, 64, kAnyRows, has_codes<8>},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
     // Against all but stream: "Few rows of x".
     {"wgmma_tma", 0, 2, 2, kAnyRows, all<has_x<Dtype::kF32>, has_codes<12>, has_rows<512>>},
@@ -259,8 +252,9 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
     {"direct", 0, 17, 32, 16 << 20, all<is_fast_in_direct, has_long_rows>},
     {"wgmma_tma", 0, 17, 64, kAnyRows, all<has_long_rows, has_codes<4>, none<has_rows<1536>>>},
+    {"wgmma_tma", 4, 17, 32, kAnyRows, all<has_codes<48>, none<has_one_group>>},
     {"wgmma", 4, 17, 32, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
-    {"wgmma_tma", 4, 33, 64, kAnyRows, all<has_codes<40>, none<has_whole_lines>>},
+    {"wgmma_tma", 4, 33, 64, kAnyRows, has_codes<12>},
     {"wgmma", 4, 33, 64, kAnyRows, all<has_codes<2>, none<has_long_rows>>},
     {"direct", 0, 17, 32, 6 << 20, has_16_bit_x},
     {"direct", 0, 33, 64, 4 << 20, has_16_bit_x},
@@ -276,11 +270,11 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
     {"wgmma_tma", 0, 17, 64, kAnyRows, all<has_x<Dtype::kF32>, has_codes<3>, none<has_long_rows>>},
     {"direct", 0, 9, 32, 3 << 20},
-    {"direct", 0, 33, 64, 3 << 19},
+    {"direct", 0, 33, 64, 3 << 19, has_long_rows},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
     // Against wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 0, 9, 64, kAnyRows, any<has_codes<8>, all<has_codes<3>, has_float8>>},
+    {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<1>},
     // "Which kernel" again, and against fma.
     {"direct", 0, 1, 8, 28 << 20, all<has_16_bit_x, none<has_integers>>},
     {"direct", 0, 2, 8, 28 << 20, all<has_16_bit_x, has_groups_of_64>},
