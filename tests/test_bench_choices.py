@@ -91,7 +91,7 @@ def test_summary():
         ("cuda", "nvidia-h100-2026-11-26-choices.json", 1.02, 1.6),
         ("cuda", "nvidia-h200-2026-11-26-choices.json", 1.02, 1.45),
         ("cuda", "nvidia-h200-2026-11-29-choices.json", 1.02, 1.6),
-        ("cuda", "nvidia-h200-2026-11-26-choices-boxes.json", 1.025, 1.5),
+        ("cuda", "nvidia-h200-2026-11-26-choices-boxes.json", 1.02, 1.5),
         ("cuda", "nvidia-h200-2026-11-28-choices-tables.json", 1.015, 1.45),
         ("cuda", "nvidia-h200-2026-11-28-choices-e2m1.json", 1.01, 1.1),
         ("cuda", "nvidia-h200-2026-11-28-choices-few-rows.json", 1.015, 1.7),

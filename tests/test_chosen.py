@@ -40,7 +40,7 @@ CHOSEN = [
     (
         "cuda",
         ("codebook", 4),
-        "float16",
+        "bfloat16",
         Case(16, 1536, 8192, 32, scale="float8_e8m0fnu"),
         "wgmma_tma stream",
     ),

@@ -189,7 +189,9 @@ inline constexpr Crossover kCrossovers[] = {
     // "Boxes of weights"; of tables "One fp16 for an entry".
     {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<8>, kNorm},
     {"wgmma_tma", 4, 9, 16, kAnyRows,
-     all<has_table, any<has_codes<48>, all<has_codes<8>, has_columns<8192>>>>, kOneByteScale},
+     all<has_table, any<has_codes<48>, all<has_codes<20>, has_columns<16384>>>>, kOneByteScale},
+    {"wgmma_tma", 4, 9, 16, kAnyRows,
+     all<has_table, has_codes<8>, has_columns<8192>, has_x<Dtype::kBF16>>, kOneByteScale},
     {"wgmma_tma", 8, 9, 16, kAnyRows, all<has_float8, has_codes<20>, has_columns<16384>>},
     {"stream", 4, 9, 16, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
     {"wgmma_tma", 4, 9, 64, kAnyRows, all<has_table, has_codes<3>>, kOneByteScale},
