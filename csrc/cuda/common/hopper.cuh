@@ -77,13 +77,6 @@ __device__ __forceinline__ void copy_there(uint32_t to_there, uint32_t from, int
       "r"(from), "r"(bytes), "r"(barrier_there)
       : "memory");
 }
-// Tells the others of the cluster that this CTA has read what it had to, and no more; and waiting until all have.
-__device__ __forceinline__ void arrive_at_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
 // Four numbers into another CTA's shared memory; tells a barrier there.
 __device__ __forceinline__ void send(uint32_t to_there, const float4& v, uint32_t barrier_there) {
   asm volatile(

@@ -215,20 +215,25 @@ __device__ __forceinline__ int rank_of_cta() {
   return rank;
 }
 
-// Clusters of CTAs, sm_90 and newer: a barrier for all threads of one; the same at the end, where
-// others only have to have read, which does not wait for this CTA's results to be in memory; where
+// Clusters of CTAs, sm_90 and newer: a barrier for all threads of one; its two halves, where others only have to know
+// that this CTA has read, which does not wait for its results to be in memory, and both of them at the end; where
 // something of this CTA's shared memory lies in another's; and a float of that.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void leave_cluster() {
+__device__ __forceinline__ void arrive_at_cluster() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
-                   : "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
+__device__ __forceinline__ void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void leave_cluster() { arrive_at_cluster(), wait_for_cluster(); }
 __device__ __forceinline__ uint32_t address_of_rank(uint32_t at, int rank) {
   uint32_t there = at;
 #if __CUDA_ARCH__ >= 900

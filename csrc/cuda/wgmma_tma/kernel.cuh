@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 #endif
 
 // box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether rows of y are whole
-// fours of results, as gather has them. each: of those, in a cluster.
+// fours of results, as gather has them. each: how it shares out rows of x in a cluster.
 template <Format kFormat, int kBits, int kColumns, int kEnds, InOperand kIn>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
