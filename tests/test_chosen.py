@@ -37,13 +37,6 @@ CHOSEN = [
     ("cuda", 2, "float16", Case(64, 16384, 2048, 128), "wgmma_any stream"),
     ("cuda", 4, "bfloat16", Case(33, 5120, 2048, 128), "wgmma mma_any"),
     ("cuda", 4, "bfloat16", Case(33, 8192, 2048, 128), "wgmma_tma mma_any"),
-    (
-        "cuda",
-        ("codebook", 4),
-        "bfloat16",
-        Case(16, 1536, 8192, 32, scale="float8_e8m0fnu"),
-        "wgmma_tma stream",
-    ),
     ("cuda", 7, "float32", Case(64, 3328, 512, "row"), "wgmma_tma mma_any"),
     ("cuda", 8, "float16", Case(64, 6148, 1024, "row"), "wgmma direct"),
     ("cuda", 4, "bfloat16", Case(16, 28672, 4096, 128), "wgmma_tma stream"),
@@ -123,6 +116,13 @@ CHOSEN_FORMATS = [
     ("cuda", ("codebook", 4), "float16", Case(4, 2304, 11008, 32), "wgmma_tma stream"),
     ("cuda", ("codebook", 4), "bfloat16", Case(12, 1024, 8192, 64, scale="float32"), "wgmma_tma direct"),
     ("cuda", ("codebook", 4), "float16", Case(16, 4096, 1024, 32, scale="float8_e8m0fnu"), "stream"),
+    (
+        "cuda",
+        ("codebook", 4),
+        "bfloat16",
+        Case(16, 1536, 8192, 32, scale="float8_e8m0fnu"),
+        "wgmma_tma stream",
+    ),
     ("cuda", ("codebook", 4), "bfloat16", Case(20, 4864, 896, 16, scale="float8_e4m3fn"), "wgmma_tma direct"),
     (
         "cuda",
