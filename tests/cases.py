@@ -191,6 +191,18 @@ def amx_panel(bits: int) -> list[Case]:
     ]
 
 
+def bf16_weights(bits: int) -> list[Case]:
+    """As amx_panel, with more than 64 rows and any K."""
+    return [
+        Case(66, 1, 1, "tensor", "mid"),
+        Case(65, 40, 192, 7, "zero", bias=True),
+        Case(70, 33, 1111, 33, "fraction", bytes=True),
+        Case(81, 75, 640, 16, "offset", scale="float32"),
+        Case(130, 300, 1056, 128, "integer"),
+        Case(513, 16, 70, "tensor", "mid", scale="float16"),
+    ]
+
+
 def bf16_panel(bits: int) -> list[Case]:
     """Groups of 32 codes and more. 8 rows are multiplied at once, 128 codes summed, 512 rows share a panel."""
     return [
@@ -289,6 +301,7 @@ MUST_TAKE = {
     "amx_bf16": amx_bf16,
     "amx_panel": amx_panel,
     "bf16_panel": bf16_panel,
+    "bf16_weights": bf16_weights,
     "bf16_dot": bf16_dot,
     "": reference,
 }
@@ -308,6 +321,7 @@ MUST_TAKE_FLOATS = {
     "bf16_dot": bf16_dot_floats,
     "amx_bf16": amx_floats,
     "amx_panel": without_shifts(amx_panel),
+    "bf16_weights": without_shifts(bf16_weights),
 }
 MUST_TAKE_TRANSPOSED = {
     ("cuda", "transposed"): transposed_whole,

@@ -97,8 +97,8 @@ def transposed_products(args, ks, backend: str) -> list[jax.Array]:
     return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]
 
 
-ROUNDING = {"gemm", "gemm_tma"}  # kernels that round weights to x's dtype
-HOPPER = {"wgmma", "wgmma_any", "wgmma_tma"} | ROUNDING
+ROUNDING = {"gemm", "gemm_tma", "bf16_weights"}  # kernels that round weights to x's dtype
+HOPPER = {"wgmma", "wgmma_any", "wgmma_tma", "gemm", "gemm_tma"}
 _OF_TABLES = {"stream", "direct", "mma_any", "wgmma_any", "wgmma_tma"}
 
 

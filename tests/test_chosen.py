@@ -27,6 +27,7 @@ CHOSEN = [
     ("cpu", 3, "bfloat16", Case(64, 64, 1024, 128), "amx_panel bf16_panel f32_panel"),
     ("cpu", 4, "bfloat16", Case(2000, 64, 128, 64), "amx_panel bf16_panel f32_panel"),
     ("cpu", 4, "bfloat16", Case(64, 64, 1024, 16), "amx_panel f32_panel"),  # two groups in a chunk of codes
+    ("cpu", 4, "bfloat16", Case(65, 64, 1024, 16), "amx_panel bf16_weights f32_panel"),
     ("cpu", 4, "float16", Case(64, 64, 1024, 16), "f32_panel"),
     ("cuda", 4, "bfloat16", Case(1, 4096, 1024, 128, "zero"), "stream"),
     ("cuda", 2, "float16", Case(1, 4096, 1024, 64), "stream"),
@@ -102,6 +103,13 @@ CHOSEN_PARTS = [
 ]
 CHOSEN_FORMATS = [
     ("cpu", ("codebook", 4), "float32", Case(1, 64, 1024, 64), "f32_dot f32_panel"),
+    (
+        "cpu",
+        ("codebook", 4),
+        "bfloat16",
+        Case(80, 64, 1024, 64, scale="float32"),
+        "amx_panel bf16_weights f32_panel",
+    ),
     ("cuda", ("codebook", 4), "bfloat16", Case(1, 4096, 1024, 64, scale="float32"), "stream"),
     ("cuda", ("codebook", 4), "float16", Case(8, 4096, 1024, 16, scale="float8_e4m3fn"), "stream"),
     ("cuda", ("codebook", 4), "bfloat16", Case(40, 8192, 1024, 32), "wgmma_tma direct"),

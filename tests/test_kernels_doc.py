@@ -15,7 +15,7 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 # What the page has and this processor may lack.
 LACKING = {
     "amx": re.compile(r"\bamx_\w+: [^;|]*; |^\| amx_.*\n", re.MULTILINE),
-    "avx512bf16": re.compile(r"\bbf16_(?:panel|dot): [^;|]*; |^\| bf16_(?:panel|dot) .*\n", re.MULTILINE),
+    "avx512bf16": re.compile(r"\bbf16_\w+: [^;|]*; |^\| bf16_.*\n", re.MULTILINE),
 }
 
 

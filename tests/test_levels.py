@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import FLOATS, ISAS, products
+from kernels import FLOATS, ISAS, ROUNDING, products
 from problems import Case, Problem, make
 from test_kernels import telling
 from tolerance import assert_close, rounded
 
-from jaxgemv import QuantizedTensor, gemv, gemv_int4
+from jaxgemv import QuantizedTensor, codebooks, gemv, gemv_int4
 from jaxgemv._ffi import TARGET, backends, cpu_isa, last_kernel, set_cpu_isa, use_only
 
 
@@ -119,6 +119,10 @@ REFUSED = {
         (4, "float16", Case(12, 40, 512, 128)),
         (4, "bfloat16", Case(12, 40, 190, 128)),  # float32 sums of so few lose less than weights of two parts
     ],
+    "bf16_weights": [
+        (4, "float16", Case(70, 40, 512, 128)),
+        (4, "bfloat16", Case(64, 40, 512, 16)),  # may not be rounded
+    ],
     "bf16_dot": [
         (4, "float16", Case(1, 40, 512, 128)),
         (4, "bfloat16", Case(1, 40, 512, 96)),  # blocks have 128 codes
@@ -204,6 +208,19 @@ def test_long_sums_of_one_sign(isa, name, rng):
             assert_close(y, p.answer(), p.magnitude(), k, dtype=jnp.float32, contract=True, more=more)
 
 
+@pytest.mark.parametrize("rows", [1, 12, 33, 64])
+def test_weights_that_are_bfloat16(isa, rows, rng):
+    """nvfp4's, entries times scales: nothing of them is rounded."""
+    if not has("bf16_weights"):
+        pytest.skip(f"{isa} has no bf16_weights")
+    p = make(rng, 4, "bfloat16", Case(rows, 75, 1100, 16, scale="float8_e4m3fn"), format="codebook")
+    p = dataclasses.replace(p, codebook=codebooks.E2M1)
+    with only("bf16_weights"):
+        check_one(p)
+    check_one(p)
+    assert (last_kernel("cpu") == "bf16_weights") == (rows >= 12)
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2.0**101, 1e36, 1e-39, 2.0**100, 2.0**-126, 0])
 @pytest.mark.parametrize(
     ("name", "case"),
@@ -211,6 +228,7 @@ def test_long_sums_of_one_sign(isa, name, rng):
         ("bf16_panel", Case(9, 40, 1100, 100, "zero")),
         ("bf16_dot", Case(2, 40, 1100, "row", "zero")),
         ("amx_panel", Case(24, 40, 1100, 33, "zero")),
+        ("bf16_weights", Case(70, 40, 1100, 16, "zero")),
     ],
 )
 def test_values_of_pairs(isa, name, case, value, rng):
@@ -223,7 +241,8 @@ def test_values_of_pairs(isa, name, case, value, rng):
     if isa != "amx" or name == "amx_panel":
         assert last_kernel("cpu") == (name if fits else "f32_panel")
     if np.isfinite(value):
-        assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32)
+        more = rounded(p.x, p.weight(), p.x.dtype) if name in ROUNDING else 0.0
+        assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, more=more)
         return
     with np.errstate(invalid="ignore"):
         exact = p.x.astype(np.float64)[-1] @ p.weight().T
@@ -233,19 +252,21 @@ def test_values_of_pairs(isa, name, case, value, rng):
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2.0**-60, 2.0**-50, 0])
 @pytest.mark.parametrize("of", ["scale", "offset"])
-def test_values_of_parameters(isa, of, value, rng):
-    """A weight of amx_panel is normal numbers, or not its own."""
-    if not has("amx_panel"):
-        pytest.skip(f"{isa} has no amx_panel")
-    p = make(rng, 4, "bfloat16", Case(24, 70, 1100, 33, "offset", scale="float32"))
+@pytest.mark.parametrize(("name", "rows", "group"), [("amx_panel", 24, 33), ("bf16_weights", 70, 16)])
+def test_values_of_parameters(isa, name, rows, group, of, value, rng):
+    """A weight that is finished is normal numbers, or f32_panel's."""
+    if not has(name):
+        pytest.skip(f"{isa} has no {name}")
+    p = make(rng, 4, "bfloat16", Case(rows, 70, 1100, group, "offset", scale="float32"))
     getattr(p, of)[69, 33] = value
     with np.errstate(invalid="ignore"):
         y, exact = np.asarray(gemv(p.x, p.tensor, out_dtype="float32", implementation="cpu")), p.answer()
         magnitude = p.magnitude()
-    assert last_kernel("cpu") == ("amx_panel" if value in (0, 2.0**-50) else "f32_panel")
+    assert last_kernel("cpu") == (name if value in (0, 2.0**-50) else "f32_panel")
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(y[~finite], exact[~finite])
-    assert_close(y[:, :69], exact[:, :69], magnitude[:, :69], p.k, dtype=jnp.float32)
+    more = rounded(p.x, p.weight()[:69], p.x.dtype) if name in ROUNDING else 0.0
+    assert_close(y[:, :69], exact[:, :69], magnitude[:, :69], p.k, dtype=jnp.float32, more=more)
     assert np.isfinite(value) == finite[:, 69].all()
 
 

@@ -1,4 +1,4 @@
-// Finished weights of rows, as bfloat16 in the order of memory: what amx_panel.h multiplies. Under the rule
+// Finished weights of rows, as bfloat16 in the order of memory: what weights_panel.h multiplies. Under the rule
 // of isa/kernels.h: internal linkage.
 //
 // A step is kTileWords codes of a row. Few bits choose from a table of finished weights, which a group has to
@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/codes.h"
-#include "isa/amx_step.h"
+#include "isa/steps.h"
 
 namespace jaxgemv::cpu {
 namespace {

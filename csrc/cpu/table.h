@@ -91,7 +91,7 @@ constexpr int kTileUnit = 128, kDecoded = 4, kSharedRows = 16;
 constexpr int kMaxTileCodes = 2048;
 // KernelInfo::rows of kernels for many rows, and of a panel, whose sums stay in the second-level cache.
 constexpr int kSharingRows = 512;
-// Groups of so many codes, and multiples of that, are whole panels of amx_panel, which scales the sums of
+// Groups of so many codes, and multiples of that, are whole panels of weights_panel.h, which scales the sums of
 // their codes.
 constexpr int kSumGroup = 128;
 constexpr bool fills_panels(const Problem& p) { return p.group >= p.K || p.group % kSumGroup == 0; }

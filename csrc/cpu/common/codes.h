@@ -16,7 +16,7 @@ namespace {
 
 // What a main loop multiplies weights with.
 enum class XKind {
-  kFloats,      // float32: f32_panel.h, amx_panel.h, transposed.h
+  kFloats,      // float32: f32_panel.h, weights_panel.h, transposed.h
   kBlocks,      // float32 in the order of blocks.h: f32_dot.h
   kSlices,      // slices of fixed-point numbers, of kSliceBits: int8_dot.h
   kParts,       // words of several codes: int8_panel.h

@@ -3,11 +3,15 @@
 
 #include "../amx_bf16.h"
 #include "../amx_int8.h"
-#include "../amx_panel.h"
+#include "../weights_panel.h"
+#include "amx_weights.h"
 #include "kernels.h"
 
 namespace jaxgemv::cpu {
 namespace {
+
+template <typename C>
+using AmxPanel = WeightsPanel<C, AmxProduct>;
 
 constexpr Rows kAmxRows = make_rows([](Rows& rows) {
   rows.add<AmxBf16, XKind::kTileFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,

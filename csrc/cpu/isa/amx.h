@@ -4,14 +4,13 @@
 
 #include "../table.h"
 #include "avx512bf16.h"
+#include "steps.h"
 
 // gcc 12 does not know that tiles are loaded from memory, and would put off the stores before.
 #define JAXGEMV_STORED __asm__ volatile("" ::: "memory")
 
 namespace jaxgemv::cpu {
 namespace {
-
-constexpr int kTileHeight = 16, kTileBytes = 64, kTileWords = 32;
 
 // Tiles 0 to 3 are sums, 4 and 5 are x: so many rows of so many bytes. 6 and 7 are weights, and whole.
 inline void start_tiles(int rows, int bytes) {

@@ -12,7 +12,7 @@
 //   f32_panel.h   more of them, and what others do not take, bound by multiplications
 //   bf16_panel.h  the same of bfloat16 x, where its products are faster
 //   amx_int8.h, amx_bf16.h   from two rows on, where there is AMX
-//   amx_panel.h   there, more rows of bfloat16 x, and what these have no tiles for
+//   weights_panel.h   there and where bf16_panel.h is, more rows of bfloat16 x, and what these have no tiles for
 //   transposed.h  the transposed product
 // and by itself attention.h, attention of one token.
 //

@@ -1,8 +1,8 @@
-// Many rows of bfloat16 x by AMX, any width and any group: finished weights as bfloat16 (row_weights.h).
+// Many rows of bfloat16 x, any width and any group: finished weights as bfloat16 (row_weights.h).
 // Under the rule of isa/kernels.h: internal linkage.
 //
-// A weight is rounded to bfloat16 where the call allows it; else what that loses is a second bfloat16, and
-// both are 2^-18 of it near. So nothing is left to be done for a group, as amx_bf16.h and amx_int8.h have
+// A weight is rounded to bfloat16 where the call allows it; else what that loses is a second bfloat16, where
+// tiles of AMX make that worth while, and both are 2^-18 of it near. So nothing is left to be done for a group, as amx_bf16.h and amx_int8.h have
 // it, whose sums are scaled. Where a group of integers is a panel or more, so are they here: codes are bfloat16.
 #pragma once
 
@@ -14,9 +14,10 @@
 namespace jaxgemv::cpu {
 namespace {
 
-template <typename C>
-struct AmxPanel {
-  static constexpr const char* kName = "amx_panel";
+// Product: of a panel and tiles of x, by the instruction set (isa/amx_weights.h, isa/avx512bf16_weights.h).
+template <typename C, typename Product>
+struct WeightsPanel {
+  static constexpr const char* kName = Product::kName;
   static constexpr int kRows = kSharingRows;
   static constexpr bool kTakesAnyX = false;
   static constexpr OperandSet kOperands = kAllParts.without(OperandSet::of(Operand::kNorm));
@@ -40,7 +41,7 @@ struct AmxPanel {
     if constexpr (C::kFormat == Format::kCodebook) {
       if (!Book::all(p, o, Book::is_fine)) return false;
     }
-    return p.rounded || is_exact(p, o) || p.K >= kLeastCodes;
+    return p.rounded || is_exact(p, o) || (Product::kHasTwoParts && p.K >= kLeastCodes);
   }
 
   // Whether weights are bfloat16 as they are: the significands of a code and of a scale of one byte, together.
@@ -71,7 +72,7 @@ struct AmxPanel {
     Index plan;    // of Weights
 
     Shape(const Problem& p, const Operands& o) {
-      scales_sums = AmxPanel::scales_sums(p), group = scales_sums ? p.K : p.group;
+      scales_sums = WeightsPanel::scales_sums(p), group = scales_sums ? p.K : p.group;
       parts = p.rounded || scales_sums || is_exact(p, o) ? 1 : 2, depth = kDepth / parts;
       if (scales_sums && p.group < p.K && p.group % kDepth != 0) depth = kSumGroup;
       groups = padded(groups_of(p));
@@ -186,27 +187,25 @@ struct AmxPanel {
     const Shape shape(p, o);
     const Scratch s(shape, scratch);
     const C codes(p, o, stack);
+    const Product product(shape.columns);
     const Epilogue epilogue = {p, o, slice, stack};
     const Index width = shape.blocks * RowBlock::rows(p);
     const auto run = [&](const auto& weights) {
       for (Index tile = 0; tile < shape.tiles; tile += shape.shared)
         for (Index n0 = begin; n0 < end; n0 += width)
-          run_rows(weights, epilogue, shape, s, x, tile, min_of(tile + shape.shared, shape.tiles),
-                   n0, min_of(n0 + width, end));
+          run_rows(weights, product, epilogue, shape, s, x, tile,
+                   min_of(tile + shape.shared, shape.tiles), n0, min_of(n0 + width, end));
     };
-    start_tiles(shape.columns);
-    if (shape.parts > 1)
-      run(Weights<true>(p, codes, shape.group, s.plan));
-    else
-      run(Weights<false>(p, codes, shape.group, s.plan));
-    _tile_release();
+    if constexpr (Product::kHasTwoParts)
+      if (shape.parts > 1) return run(Weights<true>(p, codes, shape.group, s.plan));
+    run(Weights<false>(p, codes, shape.group, s.plan));
   }
 
   // Rows [n0, n1) of y, of tiles [tile0, tile1) of x. A panel's x is read for one row block after another.
   template <bool kKeepsRest>
-  static void run_rows(const Weights<kKeepsRest>& weights, const Epilogue& epilogue,
-                       const Shape& shape, const Scratch& s, const float* x, Index tile0,
-                       Index tile1, Index n0, Index n1) {
+  static void run_rows(const Weights<kKeepsRest>& weights, const Product& product,
+                       const Epilogue& epilogue, const Shape& shape, const Scratch& s,
+                       const float* x, Index tile0, Index tile1, Index n0, Index n1) {
     const auto& [p, o, slice, stack] = epilogue;
     const Index each = RowBlock::rows(p), blocks = ceil_div(n1 - n0, each);
     const Index size = (tile1 - tile0) * kSums, size_of_params = kRowBlock * shape.groups;
@@ -228,13 +227,13 @@ struct AmxPanel {
           constexpr float kOne = 1, kZero = 0;
           unpack(weights, p, block, rows, step, end, &kOne, &kZero, 0, s.panel);
           for (Index j = 0; j < size; ++j) s.sums[j] = 0;
-          multiply(shape, s.panel, step, end, x, tile0, tile1, s.sums);
+          multiply(product, shape, s.panel, step, end, x, tile0, tile1, s.sums);
           const Index group = step * kStep / p.group;
           add_scaled(shape, s.sums, x_sums(shape, x, step / deep, tile0), scale + group,
                      offset + group, tile1 - tile0, acc);
         } else {
           unpack(weights, p, block, rows, step, end, scale, offset, shape.groups, s.panel);
-          multiply(shape, s.panel, step, end, x, tile0, tile1, acc);
+          multiply(product, shape, s.panel, step, end, x, tile0, tile1, acc);
         }
       }
     }
@@ -256,12 +255,13 @@ struct AmxPanel {
   }
 
   // acc += steps [step, end) of x, which are a panel, times weights.
-  static void multiply(const Shape& shape, const uint16_t* weights, Index step, Index end,
-                       const float* x, Index tile0, Index tile1, float* acc) {
+  static void multiply(const Product& product, const Shape& shape, const uint16_t* weights,
+                       Index step, Index end, const float* x, Index tile0, Index tile1,
+                       float* acc) {
     for (Index tile = tile0; tile < tile1; tile += 2, acc += 2 * kSums) {
       const float* at = x + shape.place(step, tile);
-      add_tiles(weights, end - step, static_cast<int>(shape.parts), at,
-                at + (end - step) * shape.tile_size(), shape.columns, tile + 1 < tile1, acc);
+      product.add(weights, end - step, static_cast<int>(shape.parts), at,
+                  at + (end - step) * shape.tile_size(), tile + 1 < tile1, acc);
     }
   }
 

@@ -1,11 +1,15 @@
 // Steps of kTileWords codes of a row of the weight, which are a row of a tile: as halves of a vector, in
-// an order that is cheap to make. Under the rule of kernels.h: internal linkage.
+// an order that is cheap to make. AVX-512 with VBMI and BF16 (avx512bf16.h) comes before. Under the rule of kernels.h:
+// internal linkage.
 #pragma once
 
-#include "amx.h"
+#include "../common/vector.h"
 
 namespace jaxgemv::cpu {
 namespace {
+
+// What tiles of AMX have, and other kernels that multiply whole tiles of weights.
+constexpr int kTileHeight = 16, kTileBytes = 64, kTileWords = 32;
 
 // Half i of a step is code[i] of it: where codes are parts of words of 16 bits, first those that begin
 // words, then their neighbours.
@@ -154,43 +158,6 @@ struct Rounded {
     return kMayBeInfinite ? (Floats)((Ints)lost & (value != rounded)) : lost;
   }
 };
-
-// acc[half of kRowBlock][row][column] += weights[step][part][half][row][word] * x[step][pair of words][column][2],
-// of a tile of x, and of the next one's if there is a pair of them.
-inline void add_tiles(const uint16_t* weights, int64_t steps, int parts, const float* x0,
-                      const float* x1, int columns, bool is_pair, float* acc) {
-  constexpr int64_t kTile = kTileHeight * kTileWords, kSums = kTileHeight * kLanes;
-  const int64_t size = kTileHeight * columns;
-  float* next = acc + 2 * kSums;
-  JAXGEMV_STORED;
-  _tile_loadd(0, acc, kTileBytes);
-  _tile_loadd(1, acc + kSums, kTileBytes);
-  if (is_pair) {
-    _tile_loadd(2, next, kTileBytes);
-    _tile_loadd(3, next + kSums, kTileBytes);
-  }
-  for (int64_t i = 0; i < steps; ++i, x0 += size, x1 += size) {
-    _tile_loadd(4, x0, 4 * columns);
-    if (is_pair) _tile_loadd(5, x1, 4 * columns);
-    for (int part = 0; part < parts; ++part, weights += 2 * kTile) {
-      _tile_loadd(6, weights, kTileBytes);
-      _tile_dpbf16ps(0, 6, 4);
-      _tile_loadd(7, weights + kTile, kTileBytes);
-      _tile_dpbf16ps(1, 7, 4);
-      if (is_pair) {
-        _tile_dpbf16ps(2, 6, 5);
-        _tile_dpbf16ps(3, 7, 5);
-      }
-    }
-  }
-  _tile_stored(0, acc, kTileBytes);
-  _tile_stored(1, acc + kSums, kTileBytes);
-  if (is_pair) {
-    _tile_stored(2, next, kTileBytes);
-    _tile_stored(3, next + kSums, kTileBytes);
-  }
-  JAXGEMV_STORED;
-}
 
 }  // namespace
 }  // namespace jaxgemv::cpu
