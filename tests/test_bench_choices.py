@@ -98,6 +98,7 @@ def test_summary():
         ("cuda", "nvidia-h200-2026-11-27-choices-widths-few-rows.json", 1.025, 1.45),
         ("cuda", "nvidia-h200-2026-11-27-choices-widths-many-rows.json", 1.015, 1.25),
         ("cpu", "intel-xeon-2-cores-2026-11-26-choices.json", 1.02, 1.8),
+        ("cpu", "amd-epyc-2-cores-2026-11-29-choices.json", 1.01, 1.35),
     ],
 )
 def test_rules_choose_what_was_fast(backend, file, mean, worst, chooser):
