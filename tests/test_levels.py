@@ -219,6 +219,12 @@ def test_weights_that_are_bfloat16(isa, rows, rng):
         check_one(p)
     check_one(p)
     assert (last_kernel("cpu") == "bf16_weights") == (rows >= 12)
+    # A long sum in which nothing cancels.
+    p = make(rng, 4, "bfloat16", Case(rows, 40, 14336, 16, scale="float8_e4m3fn"), format="codebook")
+    p = dataclasses.replace(p, x=np.abs(p.x) + p.x.dtype.type(0.5), codebook=np.abs(codebooks.E2M1))
+    with only("bf16_weights"):
+        y = gemv(p.x, p.tensor, out_dtype="float32", implementation="cpu")
+    assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, contract=True)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2.0**101, 1e36, 1e-39, 2.0**100, 2.0**-126, 0])

@@ -2,8 +2,9 @@
 // Under the rule of isa/kernels.h: internal linkage.
 //
 // A weight is rounded to bfloat16 where the call allows it; else what that loses is a second bfloat16, where
-// tiles of AMX make that worth while, and both are 2^-18 of it near. So nothing is left to be done for a group, as amx_bf16.h and amx_int8.h have
-// it, whose sums are scaled. Where a group of integers is a panel or more, so are they here: codes are bfloat16.
+// tiles of AMX make that worth while, and both are 2^-18 of it near. So nothing is left to be done for a group, as
+// amx_bf16.h and amx_int8.h have it, whose sums are scaled. Where a group of integers is a panel or more, so are
+// they here: codes are bfloat16.
 #pragma once
 
 #include "common/epilogue.h"

@@ -41,10 +41,8 @@ class PairsProduct {
                                            const float* const (&x)[2], float* acc) const {
     constexpr int64_t kSums = kRowBlock * kLanes;
     const uint16_t there = static_cast<uint16_t>((1u << columns_) - 1);
-    Floats sum[kTiles][kRows];
-    JAXGEMV_UNROLL
-    for (int t = 0; t < kTiles; ++t) JAXGEMV_UNROLL
-    for (int r = 0; r < kRows; ++r) sum[t][r] = load_floats(acc + t * kSums + r * kLanes);
+    // By itself, as in f32_panel.h.
+    Floats sum[kTiles][kRows] = {};
     int64_t at = 0;
     for (int64_t i = 0; i < steps; ++i, weights += kRowBlock * kTileWords)
       for (int pair = 0; pair < kTileHeight; ++pair, at += columns_) {
@@ -63,7 +61,10 @@ class PairsProduct {
       }
     JAXGEMV_UNROLL
     for (int t = 0; t < kTiles; ++t) JAXGEMV_UNROLL
-    for (int r = 0; r < kRows; ++r) store_floats(acc + t * kSums + r * kLanes, sum[t][r]);
+    for (int r = 0; r < kRows; ++r) {
+      float* to = acc + t * kSums + r * kLanes;
+      store_floats(to, load_floats(to) + sum[t][r]);
+    }
   }
 
   int columns_;
