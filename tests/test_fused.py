@@ -38,8 +38,10 @@ VARIANTS = (
     (16, ALL, "geglu"),
     (17, ALL, "swiglu"),
     (64, ALL, "relu"),
+    (70, "residual", None),
+    (70, "bias residual", "relu"),
 )
-# Rows that a kernel takes, where not any number of them.
+# Rows that a kernel takes, or with a format, where not any number of them up to 64.
 ROWS = {
     "int8_dot": (1, 2),
     "bf16_dot": (1, 2),
@@ -49,6 +51,7 @@ ROWS = {
     "stream": (1, 16),
     "wgmma_any": (3, 64),
     "wgmma_tma": (2, 64),
+    ("bf16_weights", "affine"): (65, 70),
 }
 # Parts do not depend on the width, but for what they are fused into.
 WIDTHS = {"float16": (2, 4, 8), "bfloat16": (2, 4, 5), "float32": (3, 4, 8)}
@@ -86,7 +89,7 @@ def whole(args, activations, backend: str, name: str = "") -> list[jax.Array]:
 
 
 def variants_of(kernel: KernelParam) -> list[tuple]:
-    first, last = ROWS.get(kernel.name, (1, 64))
+    first, last = ROWS.get((kernel.name, kernel.format)) or ROWS.get(kernel.name, (1, 64))
     last = most_rows(kernel) or last
     found = []
     for rows, parts, activation in VARIANTS:
@@ -158,7 +161,8 @@ def run_parts(
     assert_ran(kernel)
     for variant, y, (p, _, (exact, magnitude)) in zip(variants, ys, problems):
         with telling(variant):
-            assert_close(y, exact, magnitude, p.k, dtype=p.x.dtype, worst=True)
+            more = rounded(p.x, p.weight(), p.x.dtype) if kernel.name in ROUNDING else 0.0
+            assert_close(y, exact, magnitude, p.k, dtype=p.x.dtype, worst=True, more=more)
 
 
 @pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])

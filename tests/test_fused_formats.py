@@ -48,6 +48,8 @@ def takes(kernel: KernelParam, format: str) -> bool:
         return False
     if kernel.name in ("bf16_dot", "bf16_panel") and book is NF4:  # whose entries are no bfloat16
         return False
+    if kernel.name == "bf16_weights":  # up to 64 rows weights that are bfloat16 as they are
+        return scale in (E8M0, E4M3)
     return kernel.name != "wgmma_tma" or group != 16 or scale is E4M3
 
 
