@@ -39,7 +39,11 @@ def check_every_name(kernel, transposed: bool) -> None:
     nbytes = 0 if transposed else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.x, False)
     call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y), image=nbytes)
     if kernel.name in ROUNDING:
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"no (CUDA|cpu) kernel"):
+        refusal = {
+            "cuda": "no CUDA kernel for this call",
+            "cpu": "no cpu kernel that may run takes this call",
+        }
+        with pytest.raises(jax.errors.JaxRuntimeError, match=refusal[kernel.backend]):
             jax.block_until_ready(call(given))  # nobody said that it may round
         call = partial(call, rounded=True)
     jax.block_until_ready(call(given))

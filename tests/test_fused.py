@@ -12,7 +12,7 @@ from cases import must_take
 from kernels import REFERENCE, ROUNDING, KernelParam, assert_ran, by_name, kernels, most_rows, products
 from parts import ACTIVATIONS, EPS, answer, operands
 from problems import Case, make
-from test_kernels import telling
+from test_kernels import of_rounding, telling
 from test_lowering import calls, lowered, spec, with_kernels
 from tolerance import assert_close, rounded
 
@@ -161,8 +161,7 @@ def run_parts(
     assert_ran(kernel)
     for variant, y, (p, _, (exact, magnitude)) in zip(variants, ys, problems):
         with telling(variant):
-            more = rounded(p.x, p.weight(), p.x.dtype) if kernel.name in ROUNDING else 0.0
-            assert_close(y, exact, magnitude, p.k, dtype=p.x.dtype, worst=True, more=more)
+            assert_close(y, exact, magnitude, p.k, dtype=p.x.dtype, worst=True, more=of_rounding(kernel, p))
 
 
 @pytest.mark.parametrize("x", ["float16", "bfloat16", "float32"])

@@ -71,8 +71,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"int8_panel", 0, 1, kAnyRows},
     {"bf16_panel", 0, 3, kAnyRows},
     // "Finished weights without AMX": what bf16_panel does not take, nvfp4 with 12 rows 0.8 of f32_panel's time.
-    {"bf16_weights", 0, 65, kAnyRows},
-    {"bf16_weights", 0, 12, 64},
+    {"bf16_weights", 0, 12, kAnyRows},
     {"f32_panel", 0, 1, kAnyRows},
     {"transposed", 0, 1, kAnyRows},
 };
