@@ -48,6 +48,14 @@ __device__ __forceinline__ float bias_of(const Output& output, bool exists, Inde
 }
 
 // What the sum of row n is multiplied with before its bias.
+__device__ __forceinline__ uint32_t global_scale_bits(const Output& output, Index s, Index n) {
+  const Param& scale = output.global_scale;
+  return scale.data != nullptr ? load_bits(scale.data, scale.dtype, offset_of(scale, s, n, 0)) : 0;
+}
+__device__ __forceinline__ float global_scale_value(const Output& output, uint32_t bits) {
+  const Param& scale = output.global_scale;
+  return scale.data != nullptr ? float_of_bits(bits, scale.dtype) : 1;
+}
 __device__ __forceinline__ float global_scale_of(const Output& output, bool exists, Index s,
                                                  Index n) {
   const Param& scale = output.global_scale;
@@ -56,11 +64,14 @@ __device__ __forceinline__ float global_scale_of(const Output& output, bool exis
 
 // Of a gated one, the function of its first half.
 __device__ __forceinline__ float activate(Activation activation, float v) {
+  // What most models have, before all branches. (Below v = -87 it is 0.)
+  if (activation == Activation::kSilu || activation == Activation::kSwiglu)
+    return __fdividef(v, 1 + expf(-v));
   switch (activation) {
-    case Activation::kNone: return v;
-    case Activation::kRelu: return v < 0 ? 0 : v;
+    case Activation::kNone:
     case Activation::kSilu:
-    case Activation::kSwiglu: return v / (1 + expf(-v));
+    case Activation::kSwiglu: return v;
+    case Activation::kRelu: return v < 0 ? 0 : v;
     case Activation::kGelu:
     case Activation::kGeglu:
       return v * 0.5f * (1 + tanhf(0.7978845608028654f * (v + 0.044715f * (v * v * v))));

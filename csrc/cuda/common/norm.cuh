@@ -49,16 +49,19 @@ struct StagedNorm {
   // Asks for so many bytes, kMost at most, all lanes together.
   template <int kMost>
   __device__ __forceinline__ void ask(const char* from, int bytes) const {
+    const int lane = static_cast<int>(threadIdx.x % 32) * 16;
+    uint8_t* const to = data + lane;
+    from = kept(from + lane);
 #pragma unroll
     for (int at = 0; at < kMost; at += 32 * 16)
-      if (const int here = at + static_cast<int>(threadIdx.x % 32) * 16; here < bytes)
-        copy16(data + here, from + here);
+      if (lane + at < bytes) copy16(to + at, from + at);
   }
 
   // to[i] = that of k + i.
   __device__ __forceinline__ void load_octet(float (&to)[8], int k) const {
-    const auto from = reinterpret_cast<const uint4*>(data + k * size_of(dtype));
-    get_octet({from[0], dtype == Dtype::kF32 ? from[1] : uint4{}}, dtype, to);
+    const bool is_wide = dtype == Dtype::kF32;
+    const auto from = reinterpret_cast<const uint4*>(data + (k << (is_wide ? 2 : 1)));
+    get_octet({from[0], is_wide ? from[1] : uint4{}}, dtype, to);
   }
   __device__ __forceinline__ float of(int k) const {
     const uint8_t* const from = data + k * size_of(dtype);
@@ -69,7 +72,7 @@ struct StagedNorm {
 };
 
 __device__ __forceinline__ float norm_factor(float squares, Index K, float eps) {
-  return rsqrtf(squares / static_cast<float>(K) + eps);
+  return rsqrtf(__fdividef(squares, static_cast<float>(K)) + eps);
 }
 
 }  // namespace jaxgemv::cuda

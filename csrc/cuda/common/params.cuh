@@ -29,14 +29,20 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
 __device__ __forceinline__ void get_octet(const uint4 (&raw)[2], Dtype dtype, float (&to)[8]) {
   const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
                              raw[1].x, raw[1].y, raw[1].z, raw[1].w};
-  if (dtype == Dtype::kF32) {
+  const auto convert = [&](Dtype known) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = __uint_as_float(words[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      to[i] = float_of_bits(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu, dtype);
-  }
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t word = words[known == Dtype::kF32 ? i : i / 2];
+      to[i] = float_of_bits(known == Dtype::kF32 ? word
+                            : i % 2              ? word >> 16
+                                                 : word & 0xffffu,
+                            known);
+    }
+  };
+  // Once for all, where the dtype is known at run time alone.
+  if (dtype == Dtype::kBF16) return convert(Dtype::kBF16);
+  if (dtype == Dtype::kF32) return convert(Dtype::kF32);
+  convert(Dtype::kF16);
 }
 
 // The element of a dtype of one byte.

@@ -26,6 +26,11 @@ namespace jaxgemv::cuda {
 
 namespace stream {
 
+// Kernels for few rows have no code for a residual beside others without parts; for many it is little.
+JAXGEMV_HD constexpr bool takes_residual(Parts parts, int rows) {
+  return parts != Parts::kNone || rows > 2;
+}
+
 // A warp's span of a row, and how many warps have registers enough for their x.
 template <Format kFormat, int kBits, int kRows, Scales kScales, int kUnits, Parts kParts>
 struct SpanShape {
@@ -133,7 +138,12 @@ __global__ void __launch_bounds__(
   constexpr bool kByBlock = kScales != Scales::kByRow;
   constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
-  constexpr bool kBesideEarly = kHasShift || (kParts != Parts::kNone && kRows <= 2);  // likewise
+  constexpr bool kOneRow = Span::kRowsAColumn == 1;
+  constexpr bool kBesideEarly = kHasShift || (kParts != Parts::kNone && kRows <= 2);    // likewise
+  constexpr bool kResultEarly = kHasShift && kRows <= 2 && kScales != Scales::kByHalf;  // likewise
+  // Behind the second tile rather than before x: what makes x late makes that one late.
+  constexpr bool kEarlyInLoop = kResultEarly && (kParts != Parts::kNone || kTermsEarly);
+  constexpr bool kTakesResidual = takes_residual(kParts, kRows);
   constexpr bool kHasGlobalScale = !kHasShift && kParts != Parts::kNone;
   extern __shared__ __align__(128) uint8_t memory[];
   using Table = decltype(Span::codes);
@@ -217,53 +227,74 @@ __global__ void __launch_bounds__(
       return terms_of(params.affine, load_row(params.scale), load_row(params.shift),
                       mid_code(kBits));
     };
-    // At the end, 16 threads finish a column of a tile: this is the first tile of theirs.
-    const int first_i = threadIdx.x / 16;
+    // At the end, 16 threads finish a column of a tile, and a warp two: these are its first ones.
+    const int all = tiles * columns, first_pair = 2 * warp;
     struct Result {
       int tile, column;
       int n;             // row of the weights
-      bool is_mine;      // not of a tile's second half, nor a row that another tile has finished
+      int is_mine;       // not of a tile's second half, nor a row that another tile has finished
       Index at, second;  // of y, for the column's rows of x; `second` is `at` without a second one
     };
-    const auto result_of = [&](int i) {
-      const int tile = columns == 1 ? i : i / columns, column = i - tile * columns;
+    const auto result_of = [&](int pair) {
+      const int i = min(pair + lane / 16, all - 1);
+      const int tile = kMTiles ? i / columns : i * params.of_columns >> kOfColumnsLog;
+      const int column = i - tile * columns;
       const int first = row_of(tile);
       const int n = first + lane % 16 + tiling.extra(lane % 16);
       int to = n, width = params.N;
-      bool is_mine = true;
-      if constexpr (kParts != Parts::kNone) {
-        to = first + lane % tiling.step();
-        is_mine = to >= first_row + (block + tile) * tiling.step();
-        if (is_gated(params.output.activation)) is_mine &= lane % 16 < 8, width /= 2;
+      bool is_mine = pair + lane / 16 < all;
+      if constexpr (kTakesResidual) {               // which may be y
+        to = first + (lane & (tiling.step() - 1));  // a power of two
+        is_mine &= to >= first_row + (block + tile) * tiling.step();
       }
+      if (kParts != Parts::kNone && is_gated(params.output.activation))
+        is_mine &= lane % 16 < 8, width /= 2;
       const int m = m0 + column * Span::kRowsAColumn;
       const Index at = (Index{blockIdx.y} * params.M + m) * width + to;
-      const bool has_second = Span::kRowsAColumn > 1 && m + 1 < m0 + M;
+      const bool has_second = !kOneRow && m + 1 < m0 + M;
       return Result{tile, column, n, is_mine, at, has_second ? at + width : at};
     };
-    // What stands beside the sums, of which the first are asked for behind the first weights.
+    // What stands beside the sums, of which the first are asked for while the first weights are on their way.
     struct Beside {
-      uint32_t bias, residual[2];
-      float scale;
+      uint32_t bias, residual[2], scale;
     };
+    const auto has_global_scale = [&] {
+      return kHasGlobalScale &&
+             (!go_into_operand(kScales) || !ScaledCodes::is_factor(params.output.global_scale));
+    };
+    const auto has_residual = [&] { return params.output.residual.data != nullptr; };
     const auto beside = [&](const Result& result) {
-      Beside by{exists ? bias_bits(params.output, s, result.n) : 0, {}, 1};
-      if constexpr (kHasGlobalScale)
-        if (!go_into_operand(kScales) || !ScaledCodes::is_factor(params.output.global_scale))
-          by.scale = global_scale_of(params.output, exists, s, result.n);
-      if constexpr (kParts != Parts::kNone)
-        if (result.is_mine) {
+      Beside by{};
+      if (exists) {
+        by.bias = bias_bits(params.output, s, result.n);
+        if (has_global_scale()) by.scale = global_scale_bits(params.output, s, result.n);
+      }
+      if constexpr (kTakesResidual)
+        if (result.is_mine && has_residual()) {
           by.residual[0] = residual_bits(params.output, result.at);
-          if constexpr (Span::kRowsAColumn > 1)
-            by.residual[1] = residual_bits(params.output, result.second);
+          if constexpr (!kOneRow) by.residual[1] = residual_bits(params.output, result.second);
         }
       return by;
     };
-    Beside early{};
+    Result result{};
+    Beside by{};
     float2 term{};
+    const auto ask_early = [&] {
+      if (first_pair >= all) return;
+      const Result first = result_of(first_pair);
+      if (kResultEarly) {  // to be kept, where the compiler would rather compute it anew
+        result = first;
+        asm volatile(""
+                     : "+r"(result.tile), "+r"(result.column), "+r"(result.is_mine),
+                       "+l"(result.at));
+        if (!kOneRow) asm volatile("" : "+l"(result.second));
+      }
+      if (kTermsEarly && kEarlyInLoop && exists) term = row_term(first.n);
+      if (kBesideEarly) by = beside(first);
+    };
     if (exists) {
-      if (kTermsEarly && first_i < tiles * columns)
-        term = row_term(row_of(first_i / columns) + lane % 16 + tiling.extra(lane % 16));
+      if (kTermsEarly && !kEarlyInLoop && first_pair < all)
+        term = row_term(result_of(first_pair).n);
       if constexpr (go_into_operand(kScales))
         xs.codes = {params.codebook, params.output.global_scale, s};
       Copies copies(params, s, row_of(0), row_of(tiles - 1), tiles, ring);
@@ -274,27 +305,35 @@ __global__ void __launch_bounds__(
           xs.codes = {entry, params.codebook.dtype, memory};
           __syncthreads();
         }
-      if (kBesideEarly && first_i < tiles * columns) early = beside(result_of(first_i));
+      if (!kEarlyInLoop && kBesideEarly) ask_early();
       if (!kBesideEarly && kParts != Parts::kNone) touch(params.output);
       if constexpr (go_into_operand(kScales))
         xs.codes.settle(params.codebook.dtype, params.output.global_scale);
       for (int slice = 0; slice < params.slices; ++slice) {
-        if (params.slices > 1 || block == 0) {
+        // With a norm what follows would be worked out ahead of the first weights.
+        const int own = kNormed ? kept(warp) : warp;
+        const bool takes_x = params.slices > 1 || block == 0;
+        float2 squares{};
+        const auto add_squares = [&] {
+          if constexpr (kNormed)
+            xs.add_squares(partials + (own * partial_size + sum_row + 1), column_size, rows(),
+                           slice > 0, squares);
+        };
+        if (takes_x) {
           // It came ahead of all weights, or with the first tile of the slice before.
           wait_copies_but<kStages - 1>(slice == 0 ? kStages : tiles - 1);
           __syncwarp();
-          const float2 squares =
-              xs.take(rows(), params.x_dtype, x, norm, params.K - first_k(slice));
+          uint8_t* const staged = x_place + own * params.x_bytes;
+          StagedNorm of_span = norm;
+          of_span.data = staged + rows() * Span::kRowBytes;
+          squares = xs.take(rows(), params.x_dtype, staged, of_span, params.K - first_k(slice));
           __syncwarp();  // partial sums may lie where x was
-          if constexpr (kNormed)
-            if (lane < 4)
-              xs.add_squares(partials + (warp * partial_size + sum_row + 1), column_size, rows(),
-                             slice > 0, squares);
+          if (!kEarlyInLoop) add_squares();
           const int next = slice + 1 < params.slices ? slice + 1 : 0;
           if (params.slices > 1 && (next > 0 || block + tiles < params.tiles))
             ask(next), ask_norm(next);
         }
-        float2* to = partials + (warp * partial_size + lane / 4);
+        float2* to = partials + (own * partial_size + lane / 4);
         if (!kByBlock && Span::kHasSums && lane < 4) {
           float sums[Span::kResults] = {};
 #pragma unroll
@@ -310,6 +349,10 @@ __global__ void __launch_bounds__(
                 : 0;
         for (int tile = 0; tile < tiles; ++tile, to += kTileN) {
           copies.next();
+          if (kEarlyInLoop && tile == 0) {
+            if (takes_x) add_squares();
+            if (slice == 0) ask_early();
+          }
           wait_copies<kStages - 1>();
           __syncwarp();
           const uint8_t* const weights = ring + copies.stage;
@@ -343,52 +386,64 @@ __global__ void __launch_bounds__(
         }
       }
     }
+    if (kResultEarly && !exists) [[unlikely]]
+      ask_early();
 
     __syncthreads();
-    for (int i = first_i; i < tiles * columns; i += warps * 2) {
-      const Result result = result_of(i);
+    for (int pair = first_pair; pair < all; pair += 2 * warps) {
+      const bool is_first = pair == first_pair;
+      if (!kResultEarly || !is_first) {
+        result = result_of(pair);
+        if (!kBesideEarly || !is_first || !exists) by = beside(result);
+      }
       float2 sum{}, sum_x{}, squares{};
 #pragma unroll 1
       for (int part = 0; part < parts(); ++part) {
-        const float2* from = partials + (result.column + part) * column_size;
-#pragma unroll 4
-        for (int w = 0; w < warps; ++w, from += partial_size) {
-          const float2 v = from[result.tile * kTileN + lane % 16];
-          sum.x += v.x, sum.y += v.y;
-          if constexpr (!kByBlock && Span::kHasSums)
-            sum_x.x += from[sum_row].x, sum_x.y += from[sum_row].y;
-          if constexpr (kNormed) squares.x += from[sum_row + 1].x, squares.y += from[sum_row + 1].y;
-        }
+        const float2* of_x = partials + (result.column + part) * column_size + sum_row;
+        const float2* from = of_x - sum_row + result.tile * kTileN + lane % 16;
+        const auto add_warp = [&] {
+          sum.x += from->x, sum.y += from->y;
+          if constexpr (!kByBlock && Span::kHasSums) sum_x.x += of_x->x, sum_x.y += of_x->y;
+          if constexpr (kNormed) squares.x += of_x[1].x, squares.y += of_x[1].y;
+          from += partial_size, of_x += partial_size;
+        };
+#pragma unroll(kRows <= 2 ? 8 : 4)
+        for (int w = 0; w < warps; ++w) add_warp();
       }
       if (!kByBlock && exists) {
-        if (!kTermsEarly || i > first_i) term = row_term(result.n);
+        if (!kTermsEarly || !is_first) term = row_term(result.n);
         // Of a table, which was not there when terms were asked for.
         const float unit = xs.codes.unit();
         sum = {unit * (term.x * sum.x + term.y * sum_x.x),
                unit * (term.x * sum.y + term.y * sum_x.y)};
       }
-      if constexpr (Span::kRowsAColumn == 1) sum.x += sum.y, squares.x += squares.y;
+      if constexpr (kOneRow) sum.x += sum.y, squares.x += squares.y;
       if (kNormed && !norm.is_one) {
         sum.x *= norm_factor(squares.x, params.K, params.eps);
-        sum.y *= norm_factor(squares.y, params.K, params.eps);
+        if (!kOneRow) sum.y *= norm_factor(squares.y, params.K, params.eps);
       }
-      const Beside by = kBesideEarly && exists && i == first_i ? early : beside(result);
       const float bias = exists ? float_of_bits(by.bias, params.output.bias.dtype) : NAN;
-      if constexpr (kHasGlobalScale) sum.x *= by.scale, sum.y *= by.scale;
+      if (has_global_scale() && exists) {
+        const float scale = global_scale_value(params.output, by.scale);
+        sum.x *= scale, sum.y *= scale;
+      }
       sum.x += bias, sum.y += bias;
       float2 up{1, 1};
       if constexpr (kParts != Parts::kNone)
         if (is_gated(params.output.activation)) {
-          const unsigned both = 0xffffu << (lane & 16);
-          up = {__shfl_xor_sync(both, sum.x, 8), __shfl_xor_sync(both, sum.y, 8)};
+          up.x = __shfl_xor_sync(~0u, sum.x, 8);
+          if (!kOneRow) up.y = __shfl_xor_sync(~0u, sum.y, 8);
         }
-      if (!result.is_mine) continue;
+      if (!result.is_mine) continue;  // the loop is for whole warps
       const auto residual = [&](int m) {
         return float_of_bits(by.residual[m], params.output.residual.dtype);
       };
-      finish<kParts>(params.output, result.at, sum.x, up.x, residual(0));
-      if (Span::kRowsAColumn > 1 && result.second != result.at)
-        finish<kParts>(params.output, result.second, sum.y, up.y, residual(1));
+      const auto finish_row = [&](Index at, float of, float up, int m) {
+        if (kTakesResidual && kParts == Parts::kNone && has_residual()) of += residual(m);
+        finish<kParts>(params.output, at, of, up, residual(m));
+      };
+      finish_row(result.at, sum.x, up.x, 0);
+      if (!kOneRow && result.second != result.at) finish_row(result.second, sum.y, up.y, 1);
     }
     if (block + tiles < params.tiles) __syncthreads();
   }

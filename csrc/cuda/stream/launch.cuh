@@ -176,7 +176,11 @@ struct Stream {
   static bool has_epilogue(const Problem& problem, const Operands& operands, Scales scales) {
     const bool is_factor =
         stream::go_into_operand(scales) && ScaledCodes::is_factor(operands.global_scale);
-    return problem.activation != Activation::kNone || operands.residual.data != nullptr ||
+    // What has one or two rows as bytes, in kernels of its own.
+    const bool is_few =
+        kInParts || kIsRare || (kHasBytes && !stream::go_into_operand(scales) && problem.M <= 2);
+    return problem.activation != Activation::kNone ||
+           (operands.residual.data != nullptr && is_few) ||
            (operands.global_scale.data != nullptr && !is_factor) ||
            (kHasShift && !is_wide(operands.scale.dtype));
   }
@@ -305,6 +309,8 @@ struct Stream {
     // leave of the shared memory is for partial sums, 8 bytes for a row of the weights and a column.
     const int rows = kInParts ? 2 : std::min(params.M, kRows);
     const int columns = Span::kHalves ? 2 : ceil_div(rows, Span::kRowsAColumn);
+    params.of_columns =
+        (1 << stream::kOfColumnsLog) / ceil_div(std::min(params.M, kRows), Span::kRowsAColumn) + 1;
     const int column_bytes = columns * 8, x_bytes = rows * Span::kRowBytes + params.norm_bytes;
     const auto partial_bytes = [&](int tiles) {
       return (tiles * stream::kTileN + 4) * column_bytes;  // and the sums of x

@@ -24,6 +24,9 @@ JAXGEMV_HD constexpr int operand_scale_bytes(Scales scales) {
   return scales == Scales::kE8M0 ? 8 : 16;
 }
 
+// i * of_columns >> this is i over the columns, for the few columns of a CTA.
+constexpr int kOfColumnsLog = 16;
+
 // All that a CTA needs to know; what is needed first, first. Rows of the weights come in tiles of
 // kTileN; with a gated activation those are kTileN / 2 of its first half and the same of its second,
 // and a "row" below is a pair of them.
@@ -35,6 +38,7 @@ struct Params {
   int rows_a_cta, more, unit;  // the first `more` CTAs have `unit` rows more
   int m_tiles;                 // CTAs next to each other that read the same weights
   int tiles;                   // of each CTA
+  int of_columns;              // 2^kOfColumnsLog over the columns of a tile, and a little more
   int tile_step, tile_apart;
   // Bytes that these are more than for neighbours, of weights and of scales.
   Index apart_bytes;

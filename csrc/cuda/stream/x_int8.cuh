@@ -73,11 +73,11 @@ class XInt8 {
 
   // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
   // which there are `count`.
-  // Returns the sum of squares of row t / 2 of x, in one of the lanes that have it.
+  // Returns the sums of squares of two rows of x, as far as this lane has them.
   __device__ __forceinline__ float2 take(int rows, Dtype dtype, uint8_t* staged,
                                          const StagedNorm& norm, int count) {
     const int g = lane_id() / 4, t = lane_id() % 4;
-    float squares = 0;
+    float2 squares{};
     const bool in_parts = is_in_parts(dtype);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -86,8 +86,8 @@ class XInt8 {
       const bool is_rest = m == 1 && in_parts;
       const Row row = make_slices(staged + m * kRowBytes, raw, dtype, norm, count, is_rest);
       const bool is_mine = m == 0 || t >= 2;
+      (m == 0 ? squares.x : squares.y) = row.squares;
       if (is_mine) {
-        squares = row.squares;
         worth[0] = row.power * (t % 2 ? 65536.f : 1.f) / (1 << C::kUp);
         worth[1] = worth[0] * 256;
       }
@@ -128,7 +128,7 @@ class XInt8 {
 #pragma unroll
           for (uint32_t& quad : unit) quad = 0;
     }
-    return {t % 2 || (kHalves && t > 1) ? 0 : squares, 0};
+    return squares;
   }
 
   // A tile's products with block i.
@@ -191,9 +191,17 @@ class XInt8 {
     }
   }
 
+  // Of all lanes together, what `take` gave.
   static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
                                                      bool more, float2 squares) {
-    const float v[kResults] = {squares.x, 0};
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) {
+      squares.x += __shfl_xor_sync(~0u, squares.x, i);
+      if (kRows > 1) squares.y += __shfl_xor_sync(~0u, squares.y, i);
+    }
+    const int t = lane_id();
+    if (t >= 4) return;
+    const float v[kResults] = {t % 2 || (kHalves && t > 1) ? 0 : t < 2 ? squares.x : squares.y, 0};
     add(to, column_size, rows, more, v, false);
   }
 
@@ -245,17 +253,16 @@ class XInt8 {
           if (place_of(8 * j) < count) norm.load_octet(factor[j], place_of(8 * j));
       }
       float of[4] = {};  // chains of instructions that wait for one another are short
-      uint32_t most[4] = {};
+      float most[4] = {};
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
         of[k % 4] = fmaf(v[k], v[k], of[k % 4]);
         v[k] *= factor[k / 8][k % 8];
-        most[k % 4] = max(most[k % 4], __float_as_uint(v[k]) & 0x7fffffffu);
+        most[k % 4] = largest_of(most[k % 4], v[k]);
       }
-      largest = max(max(most[0], most[1]), max(most[2], most[3]));
+      largest =
+          __float_as_uint(largest_of(largest_of(most[0], most[1]), largest_of(most[2], most[3])));
       squares = (of[0] + of[1]) + (of[2] + of[3]);
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
     }
     largest = __reduce_max_sync(~0u, largest);
     const int exponent = normal_exponent<float>(largest, kTop);

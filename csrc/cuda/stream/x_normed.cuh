@@ -64,7 +64,7 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
 
   static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
                                                      bool more, float2 squares) {
-    const int t = lane_id() % 4;
+    const int t = lane_id();
     if (t >= kRows / 2 || 2 * t >= rows) return;
     float2& at = to[t * column_size];
     at = more ? float2{at.x + squares.x, at.y + squares.y} : squares;

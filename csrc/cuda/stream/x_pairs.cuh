@@ -26,6 +26,13 @@ __device__ __forceinline__ uint32_t largest_of(const uint32_t (&pairs)[kPairs]) 
   return max(largest & 0xffffu, largest >> 16);
 }
 
+// The larger magnitude of two, or NaN.
+__device__ __forceinline__ float largest_of(float a, float b) {
+  float largest;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return largest;
+}
+
 // x of any type, which the kernel is told.
 struct AnyX {};
 
