@@ -127,7 +127,7 @@ def _shard_linear(linear):
 
 def _shard_step(params, tokens, count, position, cache, key, temperature, top_p, config):
     """decode.step, of the part that a device has."""
-    linear = _shard_linear(decode.linear_of(config))
+    linear = _shard_linear(decode.LINEAR[config.activations])
     logits, cache = model.forward(params, tokens, config, linear, cache, position, last=count - 1)
     logits = jax.lax.all_gather(logits[0], AXIS, tiled=True)
     token = decode.sample(logits, jax.random.fold_in(key, position + count), temperature, top_p)

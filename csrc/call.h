@@ -20,7 +20,7 @@ namespace jaxgemv {
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
 // x may be int8, then with x_scale (B, M, X), X a divisor of K; without scale y is int32, and so is zero.
 // Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
-// with norm eps (float32); activation (a name of kActivationNames): of a gated one y and residual
+// with norm eps (float32), and round_norm; activation (a name of kActivationNames): of a gated one y and residual
 // are (B, M, N / 2); rounded (true): see Problem. On CUDA a transposed call may leave x out: it is the
 // identity then, and y (B, N, K) the weights themselves; with k (int64), the K of these, rows of y may be
 // wider, which gives zeros; entry (int64), in place of index: that of the stack which all of x meets. The
@@ -171,7 +171,9 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
     return ffi::Unexpected(invalid("norm has the wrong shape or dtype"));
   if (!!norm != attrs->eps.has_value())
     return ffi::Unexpected(invalid("eps must be given with norm, and only with it"));
-  p.eps = attrs->eps.value_or(0);
+  if (attrs->round_norm && !norm)
+    return ffi::Unexpected(invalid("round_norm must be given with norm"));
+  p.eps = attrs->eps.value_or(0), p.round_norm = attrs->round_norm;
   if (bias && !detail::to_vector(*bias, p, p.N, &o.bias))
     return ffi::Unexpected(invalid("bias has the wrong shape or dtype"));
   if (residual) {

@@ -115,7 +115,7 @@ struct Attributes {
   bool transposed = false;
   Activation activation = Activation::kNone;
   std::optional<float> eps;
-  bool rounded = false;
+  bool rounded = false, round_norm = false;
   std::optional<int64_t> k, entry;
 
   static ffi::ErrorOr<Attributes> from(const ffi::Dictionary& given) {
@@ -140,11 +140,13 @@ struct Attributes {
       if (eps.has_error()) return ffi::Unexpected(invalid("eps must be a float32"));
       a.eps = *eps;
     }
-    if (given.contains("rounded")) {
-      const auto rounded = given.get<bool>("rounded");
-      if (rounded.has_error() || !*rounded)
-        return ffi::Unexpected(invalid("rounded must be true, or not given"));
-      a.rounded = true;
+    for (const auto& [name, value] :
+         {std::pair{"rounded", &a.rounded}, std::pair{"round_norm", &a.round_norm}}) {
+      if (!given.contains(name)) continue;
+      const auto of = given.get<bool>(name);
+      if (of.has_error() || !*of)
+        return ffi::Unexpected(invalid(std::string(name) + " must be true, or not given"));
+      *value = true;
     }
     if (given.contains("k")) {
       const auto k = given.get<int64_t>("k");
@@ -157,7 +159,7 @@ struct Attributes {
       a.entry = *entry;
     }
     if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded +
-                            a.k.has_value() + a.entry.has_value())
+                            a.round_norm + a.k.has_value() + a.entry.has_value())
       return ffi::Unexpected(invalid("has an attribute that this version does not know"));
     return a;
   }

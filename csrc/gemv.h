@@ -72,8 +72,9 @@ struct Problem {
   Format format = Format::kAffine;
   Activation activation = Activation::kNone;
   bool transposed = false;
-  bool rounded = false;  // weights may be rounded once to x's dtype; with float32 both, to TF32
-  float eps = 0;         // of norm
+  bool rounded = false;     // weights may be rounded once to x's dtype; with float32 both, to TF32
+  float eps = 0;            // of norm
+  bool round_norm = false;  // x with a norm may be rounded once to x's dtype
 
   // Values in a row of x and of y.
   Index x_width() const { return transposed ? N : K; }

@@ -68,11 +68,12 @@ struct Crossover {
 // Rows of x up to which a backend's kernels are used at all.
 //   most_rows   where they are at least as fast as to dequantise and let XLA multiply
 //   fused_rows  with a norm, where all parts of a call inside a kernel are faster than XLA's around another one
-//   epilogue_rows  the same without a norm: activation and residual
+//   epilogue_rows  the same without a norm, or with one that may be rounded: activation and residual
+//   residual_rows  of a residual alone
 //   global_scale_rows  the same of these beside a global scale, which alone is always inside
 //   gradient_rows  most_rows of the transposed product
 struct Crossovers {
-  Index most_rows, fused_rows, epilogue_rows, global_scale_rows, gradient_rows;
+  Index most_rows, fused_rows, epilogue_rows, residual_rows, global_scale_rows, gradient_rows;
 };
 
 // What the kernels of a table take between them, for the product and for the transposed one; and `without_x` for that

@@ -61,13 +61,14 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
         const Crossovers c = crossovers();
         nb::dict rows;
         rows["most_rows"] = c.most_rows, rows["fused_rows"] = c.fused_rows;
-        rows["epilogue_rows"] = c.epilogue_rows;
+        rows["epilogue_rows"] = c.epilogue_rows, rows["residual_rows"] = c.residual_rows;
         rows["global_scale_rows"] = c.global_scale_rows, rows["gradient_rows"] = c.gradient_rows;
         return rows;
       },
       "Rows of x: most_rows and gradient_rows, above which XLA is faster; fused_rows, "
-      "epilogue_rows and global_scale_rows, above which the parts around a product, with a norm, "
-      "without, and beside a global scale, are faster outside of it.");
+      "epilogue_rows, residual_rows and global_scale_rows, above which the parts around a product, "
+      "with a norm, without, a residual alone, and beside a global scale, are faster outside of "
+      "it.");
   m.def(
       "operands",
       [] {

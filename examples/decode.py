@@ -12,22 +12,20 @@ import numpy as np
 
 from jaxgemv import QuantizedTensor, gemv
 
-NORMS_INSIDE = 2  # sequences for which norms inside of products are faster: an H200, docs/decode-notes.md
 FIRST = 256  # tokens that a cache has room for: but on a GPU attention reads all of it for each token
 
 
 def linear(x, w, **parts):
-    """The parts inside the kernel where w has codes; else around it, as XLA would norm x again and again."""
-    return (gemv if isinstance(w, QuantizedTensor) else model.around(gemv))(x, w, **parts)
+    """The parts inside the kernel where w has codes; else around it, as XLA would norm x again and again.
+
+    What is normalised may be rounded, as it is outside of a kernel.
+    """
+    if isinstance(w, QuantizedTensor):
+        return gemv(x, w, round_norm=True, **parts)
+    return model.around(gemv)(x, w, **parts)
 
 
 LINEAR = {"exact": linear, "int8": activations.in_int8(linear)}  # by the activations of a Config
-
-
-def linear_of(config):
-    """The `linear` of a Config. Many sequences are normalised before: in a kernel that takes two numbers of 16 bits."""
-    product = LINEAR[config.activations]
-    return model.norm_first(product) if config.sequences > NORMS_INSIDE else product
 
 
 def step(params, tokens, count, position, cache, key, temperature, top_p, config):
@@ -36,7 +34,9 @@ def step(params, tokens, count, position, cache, key, temperature, top_p, config
     With a whole prompt it is the prefill, with one token the decode step. temperature: None for the most likely token.
     top_p: only the most likely tokens, which together have this probability; None for all.
     """
-    logits, cache = model.forward(params, tokens, config, linear_of(config), cache, position, last=count - 1)
+    logits, cache = model.forward(
+        params, tokens, config, LINEAR[config.activations], cache, position, last=count - 1
+    )
     position = position + count
     token = sample(logits[0], jax.random.fold_in(key, position), temperature, top_p)
     return token.astype(jnp.int32)[None], position, cache

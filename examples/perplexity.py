@@ -41,7 +41,7 @@ def windows_of(tokenizer: tokens.Tokenizer, text: str, count: int) -> np.ndarray
 
 def bits_per_byte(of: checkpoints.Model, windows: np.ndarray, title: str) -> float:
     """Of the last STRIDE tokens of each window, which no other has among its last."""
-    linear = decode.linear_of(of.config)
+    linear = decode.LINEAR[of.config.activations]
     each = (
         bits(of.params, jnp.asarray(w), config=of.config, linear=linear, stride=STRIDE)
         for w in track(windows, title, console=console, transient=True)

@@ -19,6 +19,7 @@ class Asked(NamedTuple):
     index: Any = None
     norm: Any = None
     eps: Any = 0.0
+    round_norm: Any = False
     bias: Any = None
     activation: str | None = None
     residual: Any = None
@@ -52,6 +53,12 @@ def check_eps(op: str, eps) -> float:
     if not isinstance(eps, Real) or not 0 <= float(eps) < float("inf"):
         raise ValueError(f"{op}: eps must be a number, 0 or more; got {eps!r}")
     return float(eps)
+
+
+def check_round_norm(op: str, round_norm) -> bool:
+    if not isinstance(round_norm, bool | np.bool_):
+        raise TypeError(f"{op}: round_norm must be True or False; got {round_norm!r}")
+    return bool(round_norm)
 
 
 def check_integer_product(op: str, w: QuantizedTensor, asked: Asked) -> None:

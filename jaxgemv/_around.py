@@ -59,7 +59,7 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
 def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
     """What `compose` asks of the product; of x shape and dtype."""
     o, rest = split(o)
-    same = o.norm is None and o.x_scale is None
+    same = (o.norm is None or s.round_norm) and o.x_scale is None
     x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if same else jnp.dtype(jnp.float32))
     return _within(o, x), inner(o, rest, s)
 
@@ -85,13 +85,15 @@ def inner(o: Operands, rest: Operands, s: Static) -> Static:
     return s._replace(
         activation=None,
         eps=0.0,
+        round_norm=False,
         out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype,
         x_dtype=s.x_dtype if o.norm is None else o.x.dtype,
     )
 
 
 def before(o: Operands, s: Static) -> Array:
-    """x as the product takes it: scaled by group or normalised, in float32, and in the order of the codes."""
+    """x as the product takes it: scaled by group or normalised, in float32 unless that may be rounded, and in the order
+    of the codes."""
     x = o.x
     if o.x_scale is not None:
         groups = x.reshape(*o.x_scale.shape, x.shape[-1] // o.x_scale.shape[-1])
@@ -100,6 +102,7 @@ def before(o: Operands, s: Static) -> Array:
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + s.eps)
         x = x * _entry(o.norm, o, x.ndim).astype(jnp.float32)
+        x = x.astype(o.x.dtype) if s.round_norm else x
     if o.perm is not None and o.index is None:
         x = jnp.take(x, o.perm, axis=-1, mode="fill")
     elif o.perm is not None:

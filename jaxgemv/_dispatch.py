@@ -51,12 +51,12 @@ def fuses(platform: str, o: Operands, s: Static) -> bool:
 
 def _are_inside(platform: str, o: Operands, s: Static) -> bool:
     backend = backends[platform]
-    if o.norm is not None:
+    if o.norm is not None and (not s.round_norm or o.rows > backend.fused_rows):
         return o.rows <= backend.fused_rows
     if o.global_scale is not None:
         scales = _around.only_scales(o, s)
         return o.rows <= (_most_rows(platform, o, s) if scales else backend.global_scale_rows)
-    if o.rows <= backend.epilogue_rows:
+    if o.rows <= (backend.epilogue_rows if o.norm is not None or s.activation else backend.residual_rows):
         return True
     return backend.epilogue_from(_capability(), *_weight(o, s)) <= o.rows <= backend.most_rows
 
@@ -189,7 +189,8 @@ def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | Non
         return None
     # Under jax.export rows may be symbolic, and then may be many.
     rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20
-    nbytes = backends[platform].image_bytes(rows, o.x.shape[2], str(o.x.dtype), o.norm is not None)
+    exact_norm = o.norm is not None and not s.round_norm
+    nbytes = backends[platform].image_bytes(rows, o.x.shape[2], str(o.x.dtype), exact_norm)
     return jax.ShapeDtypeStruct((*o.x.shape[:2], nbytes), np.uint8) if nbytes else None
 
 

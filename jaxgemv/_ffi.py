@@ -49,10 +49,11 @@ class Backend(NamedTuple):
     missing: str | None = None
     most_rows: int = 0  # of x, above which XLA is faster
     gradient_rows: int = 0  # the same of x @ w
-    # Above which the parts around a product are faster outside of the kernel: with a norm, without, and beside a
-    # global scale, which alone is always inside.
+    # Above which the parts around a product are faster outside of the kernel: with a norm, without or with one that may
+    # be rounded, a residual alone, and beside a global scale, which alone is always inside.
     fused_rows: int = 0
     epilogue_rows: int = 0
+    residual_rows: int = 0
     global_scale_rows: int = 0
     # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, bool], int] = lambda *_: 0

@@ -87,6 +87,7 @@ class Static(NamedTuple):
     k: int | None = None
     activation: str | None = None
     eps: float = 0.0
+    round_norm: bool = False  # what a norm makes of x may be rounded to x's dtype
     precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
     x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
     entry: int | None = None  # what index is, where that is known

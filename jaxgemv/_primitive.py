@@ -236,6 +236,7 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     attributes = {"bits": np.int64(s.bits), "group": np.int64(s.group or s.k or o.x.shape[-1])}
     attributes |= {} if s.activation is None else {"activation": s.activation}
     attributes |= {} if o.norm is None else {"eps": np.float32(s.eps)}
+    attributes |= {"round_norm": True} if s.round_norm else {}
     attributes |= {"rounded": True} if rounds else {}
 
     def call(x, index):

@@ -36,6 +36,7 @@ CHOSEN = [
     ("cuda", 4, "float16", Case(8, 256, 8192, 128), "direct"),
     ("cuda", 2, "bfloat16", Case(64, 4096, 1024, 128), "stream"),
     ("cuda", 2, "float16", Case(64, 16384, 2048, 128), "wgmma_any stream"),
+    ("cuda", 4, "bfloat16", Case(16, 4096, 14336, 128), "wgmma_tma stream"),
     ("cuda", 4, "bfloat16", Case(33, 5120, 2048, 128), "wgmma mma_any"),
     ("cuda", 4, "bfloat16", Case(33, 8192, 2048, 128), "wgmma_tma mma_any"),
     ("cuda", 7, "float32", Case(64, 3328, 512, "row"), "wgmma_tma mma_any"),

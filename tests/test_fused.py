@@ -28,8 +28,10 @@ VARIANTS = (
     (1, "residual", None),
     (2, "", "relu"),
     (3, "bias", "silu"),
+    (3, "bias residual", None),
     (8, "norm", "gelu"),
     (9, "residual", "gelu_exact"),
+    (16, "residual", None),
     (16, "", "swiglu"),
     (2, "norm", "geglu"),
     (1, ALL, "silu"),
@@ -281,3 +283,20 @@ def test_one_byte_scale(kernel, rng):
         with telling((case, p.scale.dtype)):
             more = 0.0 if kernel.name not in ROUNDING else 2 * rounded(p.x, p.weight(), p.x.dtype)
             assert_close(y, p.answer(), p.magnitude(), p.k, dtype=jnp.float32, more=more)
+
+
+@by_name([k for k in SOME if k.name == "stream" and k.bits == 4 and k.x != "float32"])
+def test_residual_of_many_rows_in_place(kernel, rng):
+    """A row of the weight that two tiles have, or two CTAs, is added to y once."""
+    for n in (1990, 2064):
+        p = make(rng, 4, kernel.x, Case(16, n, 256, 128, "zero"), exact=True)
+        r = rng.integers(-2, 3, (16, n)).astype(p.x.dtype)
+
+        @partial(jax.jit, donate_argnums=0)
+        def f(r, x, w):
+            return gemv(x, w, residual=r, implementation="cuda")
+
+        expected = (p.answer() + np.asarray(r, np.float64)).astype(p.x.dtype)
+        with telling(n):
+            np.testing.assert_array_equal(f(jnp.asarray(r) + 0, p.x, p.tensor), expected)
+            assert_ran(kernel)

@@ -239,6 +239,7 @@ BAD = (
     (ValueError, f"norm must have shape ({K},); got (1,)", {"norm": np.ones(1, np.float32)}),
     (ValueError, "eps must be a number, 0 or more; got -1", {"eps": -1}),
     (ValueError, "eps must be a number, 0 or more; got 'a'", {"eps": "a"}),
+    (TypeError, "round_norm must be True or False; got 1", {"round_norm": 1}),
     (
         ValueError,
         "activation must be None or one of relu, silu, gelu, gelu_exact, swiglu, geglu; got 'tanh'",

@@ -103,8 +103,9 @@ constexpr Index most_rounded_rows(std::string_view isa, bool is_bf16) {
 constexpr Crossovers crossovers_of(std::string_view isa) {
   for (const MostRows& each : kMostRows)
     if (each.isa == isa)
-      return {each.products, each.norms, each.products, each.products, each.gradients};
-  return {0, 0, 0, 0, 0};
+      return {each.products, each.norms,    each.products,
+              each.products, each.products, each.gradients};
+  return {0, 0, 0, 0, 0, 0};
 }
 
 }  // namespace jaxgemv::cpu

@@ -203,6 +203,7 @@ inline constexpr Crossover kCrossovers[] = {
          none<has_long_rows>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_codes<7>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
+    {"wgmma_tma", 4, 12, 16, kAnyRows, all<has_codes<48>, has_columns<12288>, none<has_one_group>>},
     {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
     {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
     {"direct", 4, 17, 32, 4 << 20, all<has_wide_table, has_16_bit_x, has_long_rows>},
@@ -308,14 +309,15 @@ inline constexpr Crossover kCrossovers[] = {
 
 // 64: above, XLA's product with the dequantised matrix is faster ("Many rows"). Parts inside a
 // kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
-// of it, which is slower than 16 bits; an activation or a residual alone only for one and two rows,
-// since the plain kernels for more have more warps.
+// of it, which is slower than 16 bits; an activation, or a norm that may be rounded, only for one and two rows,
+// since the plain kernels for more have more warps. These take a residual.
 // A global scale alone is always inside, since outside it is a kernel of XLA's, and beside an activation or a residual
 // for as many rows as stream has an epilogue for.
-inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kGlobalScaleRows = 8;
+inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kResidualRows = 16,
+                       kGlobalScaleRows = 8;
 
-// From how many rows on an activation and a residual alone are inside again, on GPUs of compute capability `major`: where
-// wgmma_tma is the kernel, which takes a microsecond for them where XLA takes two. "Few rows of x".
+// From how many rows on an activation, and a norm that may be rounded, are inside again, on GPUs of compute capability
+// `major`: where wgmma_tma is the kernel, which takes a microsecond for them where XLA takes two. "Few rows of x".
 constexpr Index epilogue_from(int major, const Problem& problem) {
   if (major != 9 || problem.bits < 3 || !has_whole_pieces(problem)) return kAnyRows;
   if (all<has_codes<48>, has_rows<14336>>(problem)) return 9;

@@ -25,7 +25,7 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
   if ((*image)->element_type() != ffi::DataType::U8 || dims.size() != 3 ||
       dims[0] != problem.batch || dims[1] != problem.M)
     return invalid;
-  const bool has_norm = call->operands.norm.data != nullptr;
+  const bool has_norm = call->operands.norm.data != nullptr && !problem.round_norm;
   // Programs for any number of rows have no more than this.
   const Index bytes = mma_any::least_image_row_bytes(problem.M, problem.K, problem.x, has_norm);
   if (dims[2] < bytes) return invalid;

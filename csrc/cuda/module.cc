@@ -22,8 +22,8 @@ NB_MODULE(_cuda, m) {
   };
   const jaxgemv::Targets targets = {{jaxgemv::kTarget, cuda::gemv_handler()}};
   jaxgemv::define_backend(m, cuda::ffi_api_minor(), targets, kernels, [] {
-    return jaxgemv::Crossovers{cuda::kMostRows, cuda::kFusedRows, cuda::kEpilogueRows,
-                               cuda::kGlobalScaleRows, cuda::kMostRows};
+    return jaxgemv::Crossovers{cuda::kMostRows,     cuda::kFusedRows,       cuda::kEpilogueRows,
+                               cuda::kResidualRows, cuda::kGlobalScaleRows, cuda::kMostRows};
   });
   const auto dtype_of = [](std::string_view x) {
     return x == jaxgemv::name_of(jaxgemv::Dtype::kF32) ? jaxgemv::Dtype::kF32

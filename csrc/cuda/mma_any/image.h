@@ -5,7 +5,7 @@
 
 namespace jaxgemv::cuda::mma_any {
 
-// Columns that a row of x takes: float32, and what a norm makes, are the sum of two fp16.
+// Columns that a row of x takes: float32, and what a norm makes that is not to be rounded, are the sum of two fp16.
 constexpr int parts_of(Dtype x, bool has_norm) { return x == Dtype::kF32 || has_norm ? 2 : 1; }
 
 // Of a CTA. Up to kInsideColumns each makes the image of x itself, in shared memory.

@@ -10,7 +10,7 @@
 namespace jaxgemv::cuda::mma_any {
 
 inline int parts_of(const Problem& problem, const Operands& operands) {
-  return parts_of(problem.x, operands.norm.data != nullptr);
+  return parts_of(problem.x, operands.norm.data != nullptr && !problem.round_norm);
 }
 
 // Slots of 128 codes that have terms of their own; 0 if groups end inside of them.

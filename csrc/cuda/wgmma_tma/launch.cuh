@@ -23,7 +23,7 @@ class WgmmaTmaOfWidth {
         (mma_any::slots_of(problem, operands) > 4 &&
          in_operand(problem, operands) == InOperand::kNone))
       return false;
-    const bool has_norm = operands.norm.data != nullptr;
+    const bool has_norm = operands.norm.data != nullptr && !problem.round_norm;
     if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
         operands.image_row_bytes <
             mma_any::image_row_bytes(problem.M, problem.K, problem.x, has_norm))
