@@ -68,16 +68,19 @@ def test_inside(kernel: KernelParam, monkeypatch, rng):
 
 
 def test_reference_rounds(rng):
-    """Exactly as a model that norms x by itself; float32 has nothing to round."""
+    """As a model that norms x by itself; float32 has nothing to round."""
     for x in ("bfloat16", "float16", "float32"):
         p = make(rng, 4, x, Case(5, 24, 256, 64, "zero"))
         norm = operands(rng, p, "norm", None, x)["norm"]
-        h = jnp.asarray(p.x, jnp.float32)
-        h = h * jax.lax.rsqrt(jnp.mean(h * h, axis=-1, keepdims=True) + EPS) * norm.astype(jnp.float32)
-        by_itself = reference.gemv(h.astype(x), p.tensor)
-        np.testing.assert_array_equal(
-            reference.gemv(p.x, p.tensor, norm=norm, eps=EPS, round_norm=True), by_itself
+        by_itself = reference.gemv(normalised(p.x, norm).astype(x), p.tensor, out_dtype="float32")
+        near, exact = (
+            reference.gemv(p.x, p.tensor, norm=norm, eps=EPS, round_norm=r, out_dtype="float32")
+            for r in (True, False)
         )
+        if x == "float32":
+            np.testing.assert_array_equal(near, exact)
+        else:  # but for the few numbers that a last bit before rounds the other way
+            assert np.linalg.norm(near - by_itself) <= 0.3 * np.linalg.norm(exact - by_itself)
 
 
 def test_gradients(backend, rng):
