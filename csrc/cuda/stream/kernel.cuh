@@ -43,10 +43,9 @@ struct SpanShape {
   static constexpr int kSpanBytes = is_rare(kBits) ? (kUnits == 4 ? 64 : 32) * kBits
                                     : kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256
                                                                                             : 128;
-  // For 1, 2 and 4 units a lane: the warps that share 64 K registers without spilling any, on any
-  // architecture (but four to twelve bytes: on sm_80 of e8m0 with a norm, and of tables with parts; on sm_100 of int8
-  // in groups, and of tables in groups of 32; on sm_120 of int2 in groups of 32 and 64, and int4 in groups of 64 with a
-  // norm). Fewer units are more blocks and sums.
+  // For 1, 2 and 4 units a lane: the warps that share 64 K registers without spilling any on sm_80 and sm_90a. (On sm_100
+  // and sm_120 four to twenty bytes, of tables with parts, of int2 in groups of 32 and 64, and of int8 in groups.) Fewer
+  // units are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
     if (is_rare(kBits)) return {16, 16, 16};
