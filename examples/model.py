@@ -58,20 +58,11 @@ def rms_norm(x, weight, eps=1e-5):
 GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
-def norm_first(product):
-    """The `linear` of a product(x, w, **parts) without a norm: what is normalised is rounded to x's dtype."""
-
-    def linear(x, w, *, norm=None, eps=1e-5, **parts):
-        return product(x if norm is None else rms_norm(x, norm, eps), w, **parts)
-
-    return linear
-
-
 def around(product):
     """The `linear` of a product(x, w) without parts: they are JAX's."""
 
-    def linear(x, w, *, bias=None, activation=None, residual=None, **rest):
-        y = product(x, w, **rest)
+    def linear(x, w, *, norm=None, eps=1e-5, bias=None, activation=None, residual=None, **rest):
+        y = product(x if norm is None else rms_norm(x, norm, eps), w, **rest)
         y = y if bias is None else y + bias.astype(y.dtype)
         if activation in GATED:
             gate, up = jnp.split(y, 2, axis=-1)
@@ -80,7 +71,7 @@ def around(product):
             y = getattr(jax.nn, activation)(y)
         return y if residual is None else residual + y
 
-    return norm_first(linear)
+    return linear
 
 
 def rotation(positions, theta, head_dim, factors=1.0):

@@ -25,9 +25,9 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
   if ((*image)->element_type() != ffi::DataType::U8 || dims.size() != 3 ||
       dims[0] != problem.batch || dims[1] != problem.M)
     return invalid;
-  const bool has_norm = call->operands.norm.data != nullptr && !problem.round_norm;
   // Programs for any number of rows have no more than this.
-  const Index bytes = mma_any::least_image_row_bytes(problem.M, problem.K, problem.x, has_norm);
+  const Index bytes = mma_any::least_image_row_bytes(problem.M, problem.K,
+                                                     mma_any::parts_of(problem, call->operands));
   if (dims[2] < bytes) return invalid;
   call->operands.image = (*image)->untyped_data(), call->operands.image_row_bytes = dims[2];
   return std::nullopt;

@@ -7,6 +7,9 @@ namespace jaxgemv::cuda::mma_any {
 
 // Columns that a row of x takes: float32, and what a norm makes that is not to be rounded, are the sum of two fp16.
 constexpr int parts_of(Dtype x, bool has_norm) { return x == Dtype::kF32 || has_norm ? 2 : 1; }
+inline int parts_of(const Problem& problem, const Operands& operands) {
+  return parts_of(problem.x, operands.norm.data != nullptr && !problem.round_norm);
+}
 
 // Of a CTA. Up to kInsideColumns each makes the image of x itself, in shared memory.
 inline constexpr int kInsideColumns = 2, kMostColumns = 64;
@@ -18,8 +21,7 @@ constexpr int kRecordBytes = kQuadK * 2 + kMetaWords * 4;  // of 128 k and a col
 constexpr Index column_bytes(Index K) { return ceil_div(K, 4 * kQuadK) * 4 * kRecordBytes; }
 
 // Of a row of x, where a slice has so many of them.
-constexpr Index least_image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
-  const int parts = parts_of(x, has_norm);
+constexpr Index least_image_row_bytes(Index rows, Index K, int parts) {
   return rows * parts <= kInsideColumns ? 0 : column_bytes(K) * parts;
 }
 
@@ -32,9 +34,9 @@ constexpr Index tma_columns(Index columns) {
 }
 
 // With room for these too.
-constexpr Index image_row_bytes(Index rows, Index K, Dtype x, bool has_norm) {
-  if (rows < kFirstTmaRow || rows > kLastTmaRow) return least_image_row_bytes(rows, K, x, has_norm);
-  const Index bytes = column_bytes(K) * tma_columns(rows * parts_of(x, has_norm));
+constexpr Index image_row_bytes(Index rows, Index K, int parts) {
+  if (rows < kFirstTmaRow || rows > kLastTmaRow) return least_image_row_bytes(rows, K, parts);
+  const Index bytes = column_bytes(K) * tma_columns(rows * parts);
   return ceil_div(ceil_div(bytes, rows), Index{16}) * 16;
 }
 

@@ -9,10 +9,6 @@
 
 namespace jaxgemv::cuda::mma_any {
 
-inline int parts_of(const Problem& problem, const Operands& operands) {
-  return parts_of(problem.x, operands.norm.data != nullptr && !problem.round_norm);
-}
-
 // Slots of 128 codes that have terms of their own; 0 if groups end inside of them.
 inline int slots_of(const Problem& problem, const Operands& operands) {
   const Index group = has_one_group(problem, operands) ? 128 : problem.group;

@@ -23,10 +23,9 @@ class WgmmaTmaOfWidth {
         (mma_any::slots_of(problem, operands) > 4 &&
          in_operand(problem, operands) == InOperand::kNone))
       return false;
-    const bool has_norm = operands.norm.data != nullptr && !problem.round_norm;
     if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
         operands.image_row_bytes <
-            mma_any::image_row_bytes(problem.M, problem.K, problem.x, has_norm))
+            mma_any::image_row_bytes(problem.M, problem.K, mma_any::parts_of(problem, operands)))
       return false;
     if (!has_map_of_bytes(problem, operands)) return false;
     const Param& norm = operands.norm;
