@@ -88,4 +88,5 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cc)
 jaxgemv_add_backend(_cuda ${cuda_sources} $<TARGET_OBJECTS:_cuda_kernels>
                     $<TARGET_OBJECTS:_cuda_float8> $<TARGET_OBJECTS:_cuda_hopper>)
 target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_link_options(_cuda PRIVATE LINKER:--wrap=__cudaRegisterFatBinary,--wrap=__cudaRegisterFunction)  # binaries.cc
 message(STATUS "jaxgemv: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

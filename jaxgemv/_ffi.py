@@ -2,11 +2,13 @@
 
 Each backend is an extension module (csrc/module.h) with `FFI_API_MINOR`, the version of XLA's FFI it was built for;
 `registrations()`, target name to capsule; `operands()`, all names that its call knows; `kernels()`, its table; and
-`crossovers()`, the measured rows of x up to which kernels, and their fused parts, are the faster way.
+`crossovers()`, the measured rows of x up to which kernels, and their fused parts, are the faster way. One that knows
+XLA's record stage says in `RECORDS` of which versions of FFI and stage, and has `recording()` for `registrations()`.
 """
 
 import importlib
 import importlib.util
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -75,11 +77,22 @@ class Backend(NamedTuple):
         return [k for k in self.kernels if (k.format, k.bits, k.x, k.transposed) == kind]
 
 
+def _in_header(file: str, name: str) -> int | None:
+    """A number that a header of the jaxlib that runs defines, if it does."""
+    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api" / file
+    match = header.exists() and re.search(rf"#define {name} (\d+)", header.read_text())
+    return int(match.group(1)) if match else None
+
+
 def _runtime_ffi_minor() -> int:
-    """The FFI version of the jaxlib that runs, from the header it ships."""
-    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
-    match = re.search(r"#define XLA_FFI_API_MINOR (\d+)", header.read_text())
-    return int(match.group(1)) if match else 0
+    return _in_header("c_api.h", "XLA_FFI_API_MINOR") or 0
+
+
+def _records(module) -> bool:
+    """Whether XLA's record stage is the one that the module knows, and wanted."""
+    names = "XLA_FFI_Extension_Record_MajorVersion", "XLA_FFI_Extension_Record_MinorVersion"
+    runtime = (_runtime_ffi_minor(), *(_in_header("record_c_api.h", name) for name in names))
+    return getattr(module, "RECORDS", None) == runtime and os.environ.get("JAXGEMV_RECORD") != "0"
 
 
 def _load(module_name: str, platform: str) -> Backend:
@@ -95,7 +108,7 @@ def _load(module_name: str, platform: str) -> Backend:
             stacklevel=2,
         )
         return Backend((), reason)
-    for name, capsule in module.registrations().items():
+    for name, capsule in (module.recording() if _records(module) else module.registrations()).items():
         jax.ffi.register_ffi_target(name, capsule, platform=platform)
     return _backend(module)
 

@@ -69,7 +69,11 @@ def kernels(transposed: bool, formats=("affine",), xs=FLOATS) -> list[KernelPara
     ]
 
 
-@partial(jax.jit, static_argnames=("backend", "isa"))
+# One program runs with several kernels, one after the other, and a CUDA graph keeps the first.
+NO_GRAPH = {"xla_gpu_graph_min_graph_size": 1 << 30}
+
+
+@partial(jax.jit, static_argnames=("backend", "isa"), compiler_options=NO_GRAPH)
 def products(args, backend: str, isa: str = "") -> list[jax.Array]:
     """Of (x, w, bias) or (x, w, bias, index) each; in one program, since compiling takes most of a test's time.
 
@@ -91,7 +95,7 @@ def transposed(ct, w, k: int, implementation, *, out="float32", index=None) -> j
     return f(jax.numpy.asarray(ct))[0]
 
 
-@partial(jax.jit, static_argnames=("ks", "backend"))
+@partial(jax.jit, static_argnames=("ks", "backend"), compiler_options=NO_GRAPH)
 def transposed_products(args, ks, backend: str) -> list[jax.Array]:
     """Of (ct, w) each, and the K of each."""
     return [transposed(ct, w, k, backend) for (ct, w), k in zip(args, ks)]

@@ -4,6 +4,7 @@
 
 #include "choose.h"
 #include "dequantize/launch.h"
+#include "record.h"
 #include "table.h"
 
 namespace jaxgemv::cuda {
@@ -14,6 +15,7 @@ cudaError_t launch(const Problem& problem, const Operands& operands, OperandSet 
   cudaError_t status = current_device(&device);
   // A grid has at most 65535 slices; a longer batch takes several launches.
   constexpr Index kMaxBatch = 65535;
+  if (recorder() != nullptr && problem.batch > kMaxBatch) return recorder()->capture();
   for (Index first = 0; first < problem.batch && status == cudaSuccess; first += kMaxBatch) {
     Problem part = problem;
     part.batch = std::min(kMaxBatch, problem.batch - first);

@@ -10,6 +10,7 @@
 #include "choose.h"
 #include "handler.h"
 #include "mma_any/image.h"
+#include "record_abi.h"
 #include "table.h"
 
 NB_MODULE(_cuda, m) {
@@ -25,6 +26,19 @@ NB_MODULE(_cuda, m) {
     return jaxgemv::Crossovers{cuda::kMostRows,     cuda::kFusedRows,       cuda::kEpilogueRows,
                                cuda::kResidualRows, cuda::kGlobalScaleRows, cuda::kMostRows};
   });
+  m.attr("RECORDS") = nanobind::make_tuple(cuda::record_abi::kFfiMinor, cuda::record_abi::kMajor,
+                                           cuda::record_abi::kMinor);
+  m.def(
+      "recording",
+      [] {
+        nanobind::dict capsules;
+        capsules["jaxgemv_record_v1"] =
+            nanobind::capsule(cuda::recording_handler(jaxgemv::kTarget));
+        return capsules;
+      },
+      "In place of registrations(), for jaxlib of the versions RECORDS: calls may be nodes of "
+      "XLA's graphs.");
+  m.def("recorded", cuda::recorded, "How many kernels have become nodes of XLA's graphs.");
   const auto dtype_of = [](std::string_view x) {
     return x == jaxgemv::name_of(jaxgemv::Dtype::kF32) ? jaxgemv::Dtype::kF32
                                                        : jaxgemv::Dtype::kF16;

@@ -1,12 +1,14 @@
 // The one way to launch a kernel.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <map>
 #include <mutex>
 #include <type_traits>
 #include <utility>
 
+#include "../record.h"
 #include "../table.h"
 
 namespace jaxgemv::cuda {
@@ -65,10 +67,31 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...), const Device& devi
   return status;
 }
 
+// Of a node of a graph, whose CTAs may begin while those of the kernel in front have not all ended, and then where there
+// is room: so much that an SM has room for its share of them alone, or some get two and others none. Decoding on an H200,
+// us a token of int4: 8b 1526 for 1571, 0.5b 480 for 495. What has none of its own wants the L1.
+inline int shared_bytes_of_node(const LaunchShape& shape, const Device& device) {
+  constexpr int kOfSystem = 1024;  // bytes of each CTA
+  constexpr Index kMostShare = 8;  // with more there are waves of them
+  const Index ctas = Index{shape.grid.x} * shape.grid.y * shape.grid.z;
+  const Index share = ceil_div(ctas, Index{device.sms});
+  if (shape.shared_bytes == 0 || shape.ranks > 1 || share > kMostShare) return shape.shared_bytes;
+  const int of_sm = device.shared_bytes + kOfSystem, too_many = static_cast<int>(share) + 1;
+  return std::max(shape.shared_bytes, of_sm / too_many - kOfSystem + 16);
+}
+
 template <typename... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape,
                           const Device& device, cudaStream_t stream,
                           const std::type_identity_t<Arguments>&... arguments) {
+  if (recorder() != nullptr) {
+    if (shape.keeps_shared) return recorder()->capture();  // what a node cannot be told
+    const Argument each[] = {{&arguments, sizeof(arguments)}...};
+    const bool early = device.major >= 9;
+    const int bytes = early ? shared_bytes_of_node(shape, device) : shape.shared_bytes;
+    return recorder()->add({reinterpret_cast<const void*>(kernel), shape.grid, shape.threads, bytes,
+                            shape.ranks, early, each});
+  }
   if (shape.shared_bytes > 0) {
     const cudaError_t status = allow_shared_memory(kernel, device, shape.shared_bytes);
     if (status != cudaSuccess) return status;

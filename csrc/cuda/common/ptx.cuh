@@ -185,14 +185,15 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
 }
 
-// Between two kernels of a call, the second of which may begin early (sm_90 and newer): what the
-// first wrote is there after wait_for_first().
-__device__ __forceinline__ void wait_for_first() {
+// Between kernels, of a call or of a graph that XLA records (record.h), of which each may begin before the one in front
+// of it has ended (sm_90 and newer): what earlier ones wrote is there after wait_for_earlier(), and what they read may
+// be written over. A kernel must not end without it: the next takes its end for that of all before.
+__device__ __forceinline__ void wait_for_earlier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void let_second_begin() {
+__device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif

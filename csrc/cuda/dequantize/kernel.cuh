@@ -63,6 +63,7 @@ struct Params {
 template <Format kFormat, int kBits, int kRows, bool kPlain>
 __global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 3)
     weights(const __grid_constant__ Params p) {
+  wait_for_earlier();
   using C = Codes<kFormat, kBits, float>;
   constexpr int kCodes = kPiece;
   const WeightSource& w = p.weights;

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   const Index first_row = Index{blockIdx.y} * params.M + m0;
   const int ranks = 1 << params.log_ranks, rank = blockIdx.x & (ranks - 1);
   const int tile = blockIdx.x >> params.log_ranks;
+  wait_for_earlier();
   const int s = stack_entry(params.index, params.stack, blockIdx.y);
 
   // Neighbouring threads finish neighbouring rows of y; where CTAs share K, each its share of them.
@@ -184,6 +185,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     }
   }
 
+  if (precedes_product(params.output)) let_next_begin();
 #pragma unroll
   for (int c = 0; c < kTilesM; ++c) {
 #pragma unroll

@@ -142,6 +142,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_fma(const __grid_cons
   const int own_n = (blockIdx.x * sets + set) * kRowsN, n = max(min(own_n, p.N - kRowsN), 0);
   const int m0 = blockIdx.z * kRowsM;
   const Index b = blockIdx.y;
+  wait_for_earlier();
   const int s = stack_entry(p.index, p.stack, b);
 
   float sums[kRowsN][kRowsM] = {};

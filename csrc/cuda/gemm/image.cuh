@@ -16,7 +16,8 @@ constexpr int kRowsOfImage = 8, kBlocksOfImage = 8;  // of x, and blocks, of a C
 template <Format kFormat, int kBits, typename X>
 __global__ void make_image(const Params params, uint8_t* image, int blocks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  let_second_begin();
+  wait_for_earlier();
+  let_next_begin();
   using C = Numbers<kFormat, kBits>;
   constexpr int kGranules = Shape<kFormat, kBits, X>::kGranules;
   const int t = threadIdx.x % 4, M = params.M;

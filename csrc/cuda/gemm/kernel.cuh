@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
   if (warp >= params.across) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
     if (threadIdx.x == 32 * params.across) {
-      wait_for_first();  // also without a matrix: this kernel must not end before the first
+      wait_for_earlier();  // also without a matrix: this kernel must not end before the first
       bring_x<S>(params, own, x, full, empty);
     }
     return;

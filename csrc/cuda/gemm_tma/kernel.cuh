@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float table[C::kEntries > 0 ? C::kEntries : 1];
+  wait_for_earlier();
   const auto known = [](uint32_t v) { return static_cast<uint32_t>(kept(static_cast<int>(v))); };
   const uint32_t shared = known(shared_address(base));
   const Barriers<S> barriers{known(shared_address(barrier_words))};

@@ -25,6 +25,8 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
   extern __shared__ __align__(128) uint8_t table[];
   uint8_t* const shared = table + C::kTableBytes;  // behind it, all else
   __shared__ float factors[8 * kColumnTiles];      // of the norm: sums of squares
+  const bool copies = kColumnTiles > 1 || params.image != nullptr;
+  if (!copies) wait_for_earlier();
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
   // More warps than have weights to read copy x and finish sums.
@@ -62,7 +64,6 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
     return sum;
   };
 
-  const bool copies = kColumnTiles > 1 || params.image != nullptr;
   const bool exists = s >= 0;
   if (exists)
     C::make_table(params.codebook, C::ask_for_entry(params.codebook, s), table,
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
   };
   if (copies) {
     if (exists) begin();
-    wait_for_first();  // also without a matrix: this kernel must not end before the first
+    wait_for_earlier();  // also without a matrix: this kernel must not end before the first
     if (exists) copy_image(first_unit, count_of(first_unit), image);
   }
   const bool slices = params.slice_units < last_unit - first_unit;

@@ -109,7 +109,8 @@ inline bool packs(const Params& p) {
 // How the image lies: rows_m rows of x after another, quad by quad.
 template <typename C>
 __global__ void make_image(const Params params, uint8_t* image, int quads) {
-  let_second_begin();
+  wait_for_earlier();
+  let_next_begin();
   const int s = stack_entry(params.index, params.stack, blockIdx.y), M = params.M;
   const int last = quads * M - 1;
   const int i = min(static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 16, last);

@@ -71,6 +71,7 @@ __device__ __forceinline__ float sum_over_warp(float v) {
 template <Format kFormat, int kBits>
 __global__ void __launch_bounds__(kWarps * 32, 4)
     gemv_simt(const Problem problem, const Operands operands) {
+  wait_for_earlier();
   const bool gated = is_gated(problem.activation);
   const Index N = gated ? problem.N / 2 : problem.N, M = problem.M, b = blockIdx.y;
   const unsigned n_tiles = static_cast<unsigned>(ceil_div(N, kWarps));

@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(
     Span::ask(params.x, params.x_dtype, (Index{y} * params.M + m0) * params.K, M, params.K, first,
               shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
   };
+  wait_for_earlier();
   ask(0);
   // The matrix of the stack; a negative index is a large one.
   uint32_t s = 0;
@@ -291,6 +292,7 @@ __global__ void __launch_bounds__(
     if (kResultEarly && !exists) [[unlikely]]
       ask_early();
 
+    if (precedes_product(params.output)) let_next_begin();
     __syncthreads();
     for (int pair = first_pair; pair < all; pair += 2 * warps) {
       const bool is_first = pair == first_pair;

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
   constexpr int kChunks = kTilesM == 1 && kWords < 4 && kGroups == 1 ? 4 : 2;
   constexpr int kRoundN = kChunks * kMmaN;
   __shared__ Parts parts;
+  wait_for_earlier();
 
   const Team team;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   using C = Codes<kFormat, kBits, float>;
   using Parts = transposed::Parts<kSimtRows, kOctet, 32>;
   __shared__ Parts parts;
+  wait_for_earlier();
   const Team team;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index N = problem.N, K = problem.K, M = problem.M, b = blockIdx.y;

@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(Roles<kM>::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using L = SharedMemory<kBits, kM>;
   extern __shared__ uint8_t dynamic[];
+  wait_for_earlier();
   const uint32_t shared = (shared_address(dynamic) + 1023) & ~1023u;
   const auto cluster = cooperative_groups::this_cluster();
   const int rank = cluster.block_rank(), ranks = cluster.num_blocks();

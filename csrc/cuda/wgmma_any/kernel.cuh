@@ -27,12 +27,13 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   const uint32_t full = shared_address(barriers), empty = full + 8 * S::kXStages;
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const bool makes = params.image == nullptr;  // few quads: no more than there are stages
+  if (makes) wait_for_earlier();
   const Share own(params);
   const int tile = own.cluster / params.m_tiles, record_bytes = own.columns * kRecordBytes;
   const int units = own.s < 0 ? 0 : own.last_unit - own.first_unit, quads = units * S::kQuads;
   const int ring_bytes = S::bytes(params.windows.pieces);
   uint8_t* const x = shared + S::kWarps * ring_bytes;
-  const bool makes = params.image == nullptr;  // few quads: no more than there are stages
   const uint8_t* const image =
       makes ? x
             : params.image +
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
     if (threadIdx.x == S::kConsumers && !makes) {
-      wait_for_first();  // also without a matrix: this kernel must not end before the first
+      wait_for_earlier();  // also without a matrix: this kernel must not end before the first
       for (int i = 0; i < quads; ++i) {
         const int stage = i % S::kXStages;
         if (i >= S::kXStages) wait(empty + 8 * stage, i / S::kXStages % 2 ^ 1);
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   // The squares of this CTA's share, as put_results wants them.
   if (params.x.norm.data != nullptr)
     for (int m = warp; m < own.M; m += S::kWarps) {
-      if (!makes) wait_for_first();
+      if (!makes) wait_for_earlier();
       float squares = 0;
       for (int i = lane; i < quads; i += 32)
         squares += reinterpret_cast<const float*>(

@@ -66,7 +66,8 @@ template <typename C, typename X, int kThreads, bool kNorm, bool kSplit>
 __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  let_second_begin();
+  wait_for_earlier();
+  let_next_begin();
   constexpr int kWarps = kThreads / 32;
   const Dtype dtype = kNorm ? params.x.dtype : kDtypeOf<X>;
   __shared__ uint32_t largest_in[kWarps];

@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
       if (threadIdx.x == S::kConsumers) {
         copy_weights(params, own, tile, units, weights, box_rows, shared, barriers);
       } else if (threadIdx.x == S::kConsumers + 32) {
-        wait_for_first();  // also without a matrix: this kernel must not end before the first
+        wait_for_earlier();  // also without a matrix: this kernel must not end before the first
         copy_x(image_of(own, tile), own.first_unit * S::kQuads, quads, shared + S::kX,
                shared_address(rows), barriers);
       }

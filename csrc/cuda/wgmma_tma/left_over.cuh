@@ -21,7 +21,7 @@ __device__ __forceinline__ void add_left_over(const Params& params, const Share&
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     rows[h] = params.row(own.s, params.row_of(tile, row_of_lane<S>() + 8 * h));
-  wait_for_first();  // of x, for which until here others have waited
+  wait_for_earlier();  // of x, for which until here others have waited
 #pragma unroll 1
   for (int i = 0; i < units * S::kQuads * kSteps; ++i) {
     const int quad = i / kSteps, step = i % kSteps, run = step / 2, half = step % 2;

@@ -1,0 +1,194 @@
+// XLA's record stage: the same call as `execute`, whose launches become commands.
+#include "record.h"
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "binaries.h"
+#include "handler.h"
+#include "record_abi.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace jaxgemv::cuda {
+namespace {
+
+namespace abi = record_abi;
+
+// Which kernel a command launches: an update that came to another one must not give it these arguments.
+class Kernels {
+ public:
+  void set(const abi::Command* command, const void* kernel) {
+    const std::scoped_lock lock(mutex_);
+    of_[command] = kernel;
+  }
+  bool is(const abi::Command* command, const void* kernel) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = of_.find(command);
+    return found != of_.end() && found->second == kernel;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const abi::Command*, const void*>
+      of_;  // an entry is overwritten when its address is used again
+};
+Kernels& kernels() {
+  static Kernels all;
+  return all;
+}
+
+void destroy(const XLA_FFI_Api* api, void* error) {
+  XLA_FFI_Error_Destroy_Args args{};
+  args.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
+  args.error = static_cast<XLA_FFI_Error*>(error);
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
+XLA_FFI_Error* error_of(const XLA_FFI_CallFrame* call, const char* message) {
+  XLA_FFI_Error_Create_Args args{};
+  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
+  args.message = message, args.errc = XLA_FFI_Error_Code_INTERNAL;
+  return call->api->XLA_FFI_Error_Create(&args);
+}
+
+std::atomic<int64_t> nodes = 0;
+
+class XlaRecorder final : public Recorder {
+ public:
+  XlaRecorder(const XLA_FFI_CallFrame* call, const abi::Frame& frame)
+      : call_(call), frame_(frame) {}
+
+  cudaError_t add(const Launch& launch) override {
+    if (captures_) return cudaSuccess;
+    std::vector<abi::KernelArg> each;
+    for (const Argument& argument : launch.arguments)
+      each.push_back({argument.data, static_cast<int64_t>(argument.size), abi::kHostValue});
+    const abi::KernelArgs args{each.data(), static_cast<int64_t>(each.size())};
+    return frame_.action == abi::kCreate ? create(launch, args) : update(launch, args);
+  }
+
+  cudaError_t capture() override {
+    if (captures_) return cudaSuccess;
+    captures_ = true;
+    return checked(frame_.api->request_capture(frame_.context));
+  }
+
+  // That is to be returned.
+  XLA_FFI_Error* error() const { return error_; }
+
+ private:
+  cudaError_t create(const Launch& launch, const abi::KernelArgs& args) {
+    const Binary binary = binary_of(launch.kernel);
+    if (binary.data == nullptr || *frame_.count == frame_.most) return cudaErrorInvalidKernelImage;
+    const auto number = [](unsigned n) { return static_cast<int32_t>(n); };
+    abi::LaunchDims dims{{number(launch.grid.x), number(launch.grid.y), number(launch.grid.z)},
+                         {launch.threads, 1, 1},
+                         {}};
+    if (launch.ranks > 1) dims.cluster = {launch.ranks, 1, 1};
+    const abi::Command* made = nullptr;
+    const bool is_first = *frame_.count == 0;
+    const cudaError_t status = checked(frame_.api->create_launch(
+        frame_.context, binary.name, binary.data, static_cast<int64_t>(binary.size), abi::kCubin,
+        dims, static_cast<uint32_t>(launch.shared_bytes), launch.early, &args,
+        is_first ? nullptr : frame_.commands + *frame_.count - 1, !is_first, &made));
+    if (status != cudaSuccess) return status;
+    kernels().set(made, launch.kernel), ++nodes;
+    frame_.commands[(*frame_.count)++] = made;
+    return cudaSuccess;
+  }
+
+  cudaError_t update(const Launch& launch, const abi::KernelArgs& args) {
+    if (next_ == *frame_.count || !kernels().is(frame_.commands[next_], launch.kernel)) {
+      error_ = error_of(
+          call_,
+          "jaxgemv: XLA's graph has another kernel for this call than is chosen now; compile the "
+          "program again after use_only");
+      return cudaErrorGraphExecUpdateFailure;
+    }
+    return checked(frame_.api->update_launch(frame_.context, frame_.commands[next_++], &args));
+  }
+
+  cudaError_t checked(abi::Error* error) {
+    if (error == nullptr) return cudaSuccess;
+    error_ = reinterpret_cast<XLA_FFI_Error*>(error);
+    return cudaErrorUnknown;
+  }
+
+  const XLA_FFI_CallFrame* const call_;
+  const abi::Frame& frame_;
+  int64_t next_ = 0;
+  bool captures_ = false;
+  XLA_FFI_Error* error_ = nullptr;
+};
+
+// Null where XLA has no such extension, or one of another version.
+const abi::Frame* frame_of(const XLA_FFI_CallFrame* call) {
+  if (call->api->struct_size < abi::kFindExtensionAt + sizeof(void*)) return nullptr;
+  const auto find = *reinterpret_cast<abi::Find* const*>(reinterpret_cast<const char*>(call->api) +
+                                                         abi::kFindExtensionAt);
+  abi::FindExtension args{sizeof(abi::FindExtension), nullptr, call->ctx, abi::kType, nullptr};
+  if (find(&args) != nullptr || args.found == nullptr || args.found->major != abi::kMajor ||
+      args.found->minor != abi::kMinor)
+    return nullptr;
+  return reinterpret_cast<const abi::RecordExtension*>(args.found)->frame;
+}
+
+XLA_FFI_Error* record(XLA_FFI_CallFrame* call) {
+  const auto execute = reinterpret_cast<XLA_FFI_Handler*>(gemv_handler());
+  if (call->extension_start != nullptr) return execute(call);  // asks what it is
+  const abi::Frame* const frame = frame_of(call);
+  if (frame == nullptr)
+    return error_of(
+        call,
+        "jaxgemv: XLA's record stage is not that of the jaxlib whose headers are installed; "
+        "JAXGEMV_RECORD=0 does without it");
+  XlaRecorder of_call(call, *frame);
+  recorder() = &of_call;
+  const XLA_FFI_ExecutionStage stage = call->stage;
+  call->stage = XLA_FFI_ExecutionStage_EXECUTE;
+  XLA_FFI_Error* const error = execute(call);
+  call->stage = stage;
+  if (error == nullptr && *frame->count == 0) of_call.capture();  // of nothing: XLA wants a node
+  recorder() = nullptr;
+  if (of_call.error() == nullptr) return error;
+  // In place of what execute made of it.
+  if (error != nullptr) destroy(call->api, error);
+  return of_call.error();
+}
+
+// Once with a record stage, and without if XLA will not have it.
+abi::Error* register_target(const XLA_FFI_Api* api, const char* name) {
+  abi::Error* error = nullptr;
+  for (void* const stage : {reinterpret_cast<void*>(record), static_cast<void*>(nullptr)}) {
+    abi::Register args{sizeof(abi::Register), nullptr, {name, std::strlen(name)},
+                       {"CUDA", 4},           {},      0};
+    args.bundle.execute = gemv_handler(), args.bundle.record = stage;
+    error = reinterpret_cast<abi::Error* (*)(abi::Register*)>(api->XLA_FFI_Handler_Register)(&args);
+    if (error == nullptr) break;
+    if (stage != nullptr) destroy(api, error);
+  }
+  return error;
+}
+
+const char* target = nullptr;
+
+XLA_FFI_Error* announce(XLA_FFI_CallFrame* call) {
+  if (call->extension_start == nullptr) return error_of(call, "jaxgemv: this is no operation");
+  if (abi::Error* const error = register_target(call->api, target))
+    return reinterpret_cast<XLA_FFI_Error*>(error);
+  return reinterpret_cast<XLA_FFI_Handler*>(gemv_handler())(call);
+}
+
+}  // namespace
+
+int64_t recorded() { return nodes; }
+
+void* recording_handler(const char* name) {
+  target = name;
+  return reinterpret_cast<void*>(announce);
+}
+
+}  // namespace jaxgemv::cuda
