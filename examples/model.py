@@ -62,6 +62,8 @@ def around(product):
     """The `linear` of a product(x, w) without parts: they are JAX's."""
 
     def linear(x, w, *, norm=None, eps=1e-5, bias=None, activation=None, residual=None, **rest):
+        if (i := rest.get("index")) is not None:
+            norm, bias = (a if a is None or a.ndim == 1 else a[i] for a in (norm, bias))
         y = product(x if norm is None else rms_norm(x, norm, eps), w, **rest)
         y = y if bias is None else y + bias.astype(y.dtype)
         if activation in GATED:

@@ -33,5 +33,13 @@ def layer_at(layers, i, linear):
     """Layer i, and the `linear` for it: `index` reads the matrices of a stack where they lie."""
     if isinstance(layers, list):
         return layers[i], linear
-    layer = {name: w[i] if w.ndim == 2 else w for name, w in layers.items()}  # vectors, stacked, have two
+    layer = {name: w[i] if w.ndim == 2 and not of_linear(name) else w for name, w in layers.items()}
     return layer, functools.partial(linear, index=i)
+
+
+def of_linear(name):
+    """Whether a vector, which stacked has two dimensions, is a part of a product: those are stacks too, and index is
+    theirs. A slice of them would be, and then XLA has that call in a CUDA graph of its own, in which it waits for all
+    before it.
+    """
+    return name in ("attention_norm", "ffn_norm") or name.endswith("_bias")
