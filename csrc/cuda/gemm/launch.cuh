@@ -40,6 +40,7 @@ class Gemm {
                        static_cast<unsigned>(ceil_div(Index{blocks}, Index{gemm::kBlocksOfImage})),
                        static_cast<unsigned>(problem.batch)},
                       4 * gemm::kRowsOfImage * gemm::kBlocksOfImage};
+    shape.leads = true;
     const cudaError_t status =
         launch_kernel(gemm::make_image<kFormat, kBits, X>, shape, device, stream, p, image, blocks);
     if (status != cudaSuccess) return status;

@@ -135,7 +135,9 @@ cudaError_t launch_image(const Problem& problem, const Operands& operands, int q
   const dim3 grid(static_cast<unsigned>(ceil_div(halves, kThreads / 16)),
                   static_cast<unsigned>(problem.batch));
   params->image = static_cast<const uint8_t*>(operands.image);
-  return launch_kernel(make_image<C>, {grid, kThreads}, device, stream, *params,
+  LaunchShape shape{grid, kThreads};
+  shape.leads = true;
+  return launch_kernel(make_image<C>, shape, device, stream, *params,
                        static_cast<uint8_t*>(operands.image), quads);
 }
 

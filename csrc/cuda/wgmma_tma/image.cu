@@ -24,7 +24,7 @@ cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image,
                   static_cast<unsigned>(problem.batch));
   LaunchShape shape{grid, kThreads};
   if (records.shares) shape.ranks = static_cast<int>(parts);
-  shape.keeps_shared = keeps_shared;
+  shape.keeps_shared = keeps_shared, shape.leads = true;
   return launch_kernel(make_image<C, X, kThreads, kNorm, kSplit>, shape, device, stream, params,
                        image, records);
 }
