@@ -3,7 +3,7 @@
 Each backend is an extension module (csrc/module.h) with `FFI_API_MINOR`, the version of XLA's FFI it was built for;
 `registrations()`, target name to capsule; `operands()`, all names that its call knows; `kernels()`, its table; and
 `crossovers()`, the measured rows of x up to which kernels, and their fused parts, are the faster way. One that knows
-XLA's record stage says in `RECORDS` of which versions of FFI and stage, and has `recording()` for `registrations()`.
+XLA's record stage says in `RECORDS` which versions of it, and has `recording()` for `registrations()`.
 """
 
 import importlib
@@ -89,10 +89,15 @@ def _runtime_ffi_minor() -> int:
 
 
 def _records(module) -> bool:
-    """Whether XLA's record stage is the one that the module knows, and wanted."""
+    """Whether XLA's record stage is one that the module knows, and wanted.
+
+    By default that is the first of RECORDS, which GPUs have run; the others, of the same layout, have to be asked for.
+    """
     names = "XLA_FFI_Extension_Record_MajorVersion", "XLA_FFI_Extension_Record_MinorVersion"
     runtime = (_runtime_ffi_minor(), *(_in_header("record_c_api.h", name) for name in names))
-    return getattr(module, "RECORDS", None) == runtime and os.environ.get("JAXGEMV_RECORD") != "0"
+    wish = os.environ.get("JAXGEMV_RECORD")
+    known = getattr(module, "RECORDS", [])
+    return wish != "0" and runtime in (known if wish == "1" else known[:1])
 
 
 def _load(module_name: str, platform: str) -> Backend:

@@ -35,9 +35,6 @@ SAME = {
     "RecordExtension XLA_FFI_Record_Extension": "base=extension_base frame=record_frame",
 }
 VALUES = {
-    "kFfiMinor": "XLA_FFI_API_MINOR",
-    "kMajor": "XLA_FFI_Extension_Record_MajorVersion",
-    "kMinor": "XLA_FFI_Extension_Record_MinorVersion",
     "kType": "XLA_FFI_Extension_Record",
     "kStage": "XLA_FFI_ExecutionStage_RECORD",
     "kCreate": "XLA_FFI_RecordAction_Create",
@@ -47,13 +44,13 @@ VALUES = {
 }
 
 
-def versions() -> tuple:
-    text = ABI.read_text()
-    return tuple(int(re.search(rf"{name} = (\d+)", text)[1]) for name in ("kFfiMinor", "kMajor", "kMinor"))
-
-
 class Built:
-    RECORDS = versions()
+    """What the CUDA module says, also where it is not compiled."""
+
+    RECORDS = tuple(
+        tuple(map(int, version.split(", ")))
+        for version in re.search(r"kVersions\[\] = {{(.*)}};", ABI.read_text())[1].split("}, {")
+    )
 
 
 ASKED = (  # of jaxlib's headers
@@ -63,10 +60,11 @@ ASKED = (  # of jaxlib's headers
 )
 
 
-def test_record_abi_is_that_of_the_header(tmp_path):
-    """Where jaxlib has the versions that we register for: every size, place and number."""
+def test_record_abi_is_that_of_the_header(tmp_path, monkeypatch):
+    """Where jaxlib has a version that we know: every size, place and number."""
+    monkeypatch.setenv("JAXGEMV_RECORD", "1")
     if not ffi._records(Built):
-        pytest.skip("another jaxlib than the one whose record stage is known")
+        pytest.skip("a jaxlib without the stage, or with one that is not known")
     asserts = [f"static_assert(abi::{ours} == {theirs});" for ours, theirs in VALUES.items()]
     for names, fields in SAME.items():
         ours, theirs = names.split()
@@ -85,15 +83,24 @@ def test_record_abi_is_that_of_the_header(tmp_path):
     assert found.returncode == 0, found.stderr
 
 
-def test_other_versions_and_no_wish(monkeypatch):
-    monkeypatch.setattr(ffi, "_in_header", lambda file, name: dict(zip(ASKED, versions(), strict=True))[name])
-    assert ffi._records(Built)
-    assert not ffi._records(object())  # an extension for the CPU
-    monkeypatch.setenv("JAXGEMV_RECORD", "0")
-    assert not ffi._records(Built)
-    monkeypatch.delenv("JAXGEMV_RECORD")
-    monkeypatch.setattr(ffi, "_in_header", lambda file, name: None)  # a jaxlib without the stage
-    assert not ffi._records(Built)
+def test_which_versions(monkeypatch):
+    monkeypatch.delenv("JAXGEMV_RECORD", raising=False)
+    answers = []
+    for version in [*Built.RECORDS, (9, 0, 9), (None, None, None)]:
+        header = dict(zip(ASKED, version, strict=True))
+        monkeypatch.setattr(ffi, "_in_header", lambda file, name, header=header: header[name])
+        answers.append(ffi._records(Built))
+        assert not ffi._records(object())  # an extension for the CPU
+    assert answers == [True] + [False] * (len(Built.RECORDS) + 1)
+
+
+@pytest.mark.parametrize("wish", ["0", "1"])
+def test_wish(monkeypatch, wish):
+    monkeypatch.setenv("JAXGEMV_RECORD", wish)
+    for version in Built.RECORDS:
+        header = dict(zip(ASKED, version, strict=True))
+        monkeypatch.setattr(ffi, "_in_header", lambda file, name, header=header: header[name])
+        assert ffi._records(Built) == (wish == "1")
 
 
 CALLS, K = 6, 1024  # from five on XLA makes a graph

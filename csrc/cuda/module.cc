@@ -26,8 +26,10 @@ NB_MODULE(_cuda, m) {
     return jaxgemv::Crossovers{cuda::kMostRows,     cuda::kFusedRows,       cuda::kEpilogueRows,
                                cuda::kResidualRows, cuda::kGlobalScaleRows, cuda::kMostRows};
   });
-  m.attr("RECORDS") = nanobind::make_tuple(cuda::record_abi::kFfiMinor, cuda::record_abi::kMajor,
-                                           cuda::record_abi::kMinor);
+  nanobind::list versions;
+  for (const auto& known : cuda::record_abi::kVersions)
+    versions.append(nanobind::make_tuple(known.ffi_minor, known.major, known.minor));
+  m.attr("RECORDS") = versions;
   m.def(
       "recording",
       [] {

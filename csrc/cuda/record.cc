@@ -1,8 +1,10 @@
 // XLA's record stage: the same call as `execute`, whose launches become commands.
 #include "record.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -130,9 +132,11 @@ const abi::Frame* frame_of(const XLA_FFI_CallFrame* call) {
   const auto find = *reinterpret_cast<abi::Find* const*>(reinterpret_cast<const char*>(call->api) +
                                                          abi::kFindExtensionAt);
   abi::FindExtension args{sizeof(abi::FindExtension), nullptr, call->ctx, abi::kType, nullptr};
-  if (find(&args) != nullptr || args.found == nullptr || args.found->major != abi::kMajor ||
-      args.found->minor != abi::kMinor)
-    return nullptr;
+  if (find(&args) != nullptr || args.found == nullptr) return nullptr;
+  const auto is_it = [&](const abi::Version& version) {
+    return args.found->major == version.major && args.found->minor == version.minor;
+  };
+  if (std::none_of(std::begin(abi::kVersions), std::end(abi::kVersions), is_it)) return nullptr;
   return reinterpret_cast<const abi::RecordExtension*>(args.found)->frame;
 }
 

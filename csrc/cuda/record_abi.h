@@ -1,6 +1,6 @@
-// XLA's record stage as jaxlib 0.11.2 has it: the extension `Record`, version 0.1, of its FFI 0.4. We are built with the
-// headers of the oldest jaxlib, so as to load on every one since, and these do not know it; tests/test_record.py compares.
-// Its authors say that it may change, so it is registered where jaxlib's own headers have these very versions.
+// XLA's record stage as jaxlib 0.11.2 has it, the extension `Record` of its FFI. We are built with the headers of the oldest
+// jaxlib, so as to load on every one since, and these do not know it; tests/test_record.py compares with those that do. Its
+// authors say that it may change, so it is used where jaxlib's own headers have a version that is known.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,12 @@
 
 namespace jaxgemv::cuda::record_abi {
 
-constexpr int kFfiMinor = 4, kMajor = 0, kMinor = 1;
+// Minor version of the FFI, and the stage's. The first is jaxlib 0.11.2; that of 0.12.0 is the same but for a third kind of
+// machine code, and no GPU of ours has run it, so it has to be asked for.
+struct Version {
+  int ffi_minor, major, minor;
+};
+constexpr Version kVersions[] = {{4, 0, 1}, {5, 0, 2}};
 constexpr int64_t kType = 128;
 constexpr int kStage = 4, kCreate = 0;  // of XLA_FFI_ExecutionStage, of actions
 constexpr int kCubin = 1, kHostValue = 1;
@@ -89,5 +94,10 @@ struct RecordExtension {
   Extension base;
   const Frame* frame;
 };
+
+// As these versions have them; others do not tell.
+static_assert(sizeof(Extension) == 32 && sizeof(Register) == 96 && sizeof(FindExtension) == 40);
+static_assert(sizeof(LaunchDims) == 36 && sizeof(KernelArg) == 24 && sizeof(KernelArgs) == 16);
+static_assert(sizeof(Api) == 48 && sizeof(Frame) == 48 && sizeof(RecordExtension) == 40);
 
 }  // namespace jaxgemv::cuda::record_abi
