@@ -19,7 +19,8 @@ namespace {
 
 namespace abi = record_abi;
 
-// Which kernel a command launches: an update that came to another one must not give it these arguments.
+// Which kernel a command launches: an update that came to another one must not give it these arguments. An entry is
+// overwritten when its address is used again.
 class Kernels {
  public:
   void set(const abi::Command* command, const void* kernel) {
@@ -34,8 +35,7 @@ class Kernels {
 
  private:
   std::mutex mutex_;
-  std::map<const abi::Command*, const void*>
-      of_;  // an entry is overwritten when its address is used again
+  std::map<const abi::Command*, const void*> of_;
 };
 Kernels& kernels() {
   static Kernels all;
