@@ -1,5 +1,5 @@
-// Kernels as nodes of the CUDA graph that XLA records, in place of a graph that it captures of each call. Such a node may
-// begin before the one in front of it has ended, as XLA's own do, and takes the host less time to update.
+// Kernels as nodes of the CUDA graph that XLA records, in place of a graph that it captures of each call. Such a node
+// may begin before the one in front of it has ended, as XLA's own do, and takes the host less time to update.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -25,9 +25,9 @@ JAXGEMV_HD Output output_of(const Problem& problem, const Operands& operands) {
           operands.bias, operands.residual, operands.global_scale};
 }
 
-// Whether the next kernel is a product too, as it mostly is behind an activation or a residual: then it may begin while
-// this one ends. Of another's CTAs, which nothing spreads (shared_bytes_of_node), many would begin on few SMs: attention of
-// 16 sequences, behind a plain product, took 10.5 us for 7 on an H200.
+// Whether the next kernel is a product too, as it mostly is behind an activation or a residual: then it may begin
+// while this one ends. Of another's CTAs, which nothing spreads (shared_bytes_of_node), many would begin on few SMs:
+// attention of 16 sequences, behind a plain product, took 10.5 us for 7 on an H200.
 __device__ __forceinline__ bool precedes_product(const Output& output) {
   return output.residual.data != nullptr || output.activation != Activation::kNone;
 }

@@ -13,10 +13,10 @@
 
 namespace jaxgemv::cuda {
 
-// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin
-// before the kernel in front of it has ended, and waits itself. `keeps_shared`: leaves an SM split into shared memory and
-// L1 as one needs it that has most of it, since splitting it anew waits until all CTAs there are gone. `leads`: the call has
-// another kernel behind it, which begins early.
+// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin before the
+// kernel in front of it has ended, and waits itself. `keeps_shared`: leaves an SM split into shared memory and L1 as
+// one needs it that has most of it, since splitting it anew waits until all CTAs there are gone. `leads`: the call
+// has another kernel behind it, which begins early.
 struct LaunchShape {
   dim3 grid;
   int threads;
@@ -69,9 +69,9 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...), const Device& devi
   return status;
 }
 
-// Of a node of a graph, whose CTAs may begin while those of the kernel in front have not all ended, and then where there
-// is room: so much that an SM has room for its share of them alone, or some get two and others none. Decoding on an H200,
-// us a token of int4: 8b 1526 for 1571, 0.5b 480 for 495. What has none of its own wants the L1.
+// Of a node of a graph, whose CTAs may begin while those of the kernel in front have not all ended, and then where
+// there is room: so much that an SM has room for its share of them alone, or some get two and others none. Decoding
+// on an H200, us a token of int4: 8b 1526 for 1571, 0.5b 480 for 495. What has none of its own wants the L1.
 inline int shared_bytes_of_node(const LaunchShape& shape, const Device& device) {
   constexpr int kOfSystem = 1024;  // bytes of each CTA
   constexpr Index kMostShare = 8;  // with more there are waves of them
