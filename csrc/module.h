@@ -16,9 +16,17 @@ namespace jaxgemv {
 // The custom calls: products (call.h), and attention of one token. The version is part of a name: an exported
 // program finds the handler that it was made for.
 inline constexpr const char *kTarget = "jaxgemv_gemv_v1", *kAttend = "jaxgemv_attend_v1";
+// No call, but what registers kTarget with a stage more (csrc/cuda/handler.h).
+inline constexpr const char* kRecord = "jaxgemv_record_v1";
 
 // A target's name and its handler.
 using Targets = std::vector<std::pair<const char*, void*>>;
+
+inline nanobind::dict capsules_of(const Targets& targets) {
+  nanobind::dict capsules;
+  for (const auto& [name, handler] : targets) capsules[name] = nanobind::capsule(handler);
+  return capsules;
+}
 
 inline nanobind::object to_python(std::string_view text) {
   return nanobind::str(text.data(), text.size());
@@ -31,12 +39,7 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
   namespace nb = nanobind;
   m.attr("FFI_API_MINOR") = ffi_api_minor;
   m.def(
-      "registrations",
-      [targets] {
-        nb::dict capsules;
-        for (const auto& [name, handler] : targets) capsules[name] = nb::capsule(handler);
-        return capsules;
-      },
+      "registrations", [targets] { return capsules_of(targets); },
       "Target name -> capsule of its handler.");
   m.def(
       "kernels",

@@ -113,15 +113,8 @@ NAMED = [
     *[("wgmma_tma", rows) for rows in (16, 64)],
     *[("gemm", 128), ("gemm_tma", 128), ("fma", 2), ("simt", 3), ("transposed", 2)],
 ]
-OF_ONE_KERNEL = {
-    "stream",
-    "direct",
-    "wgmma",
-    "gemm_tma",
-    "fma",
-    "simt",
-    "transposed",
-}  # others are captured, or may be
+# Others are captured, or may be.
+OF_ONE_KERNEL = {"stream", "direct", "wgmma", "gemm_tma", "fma", "simt", "transposed"}
 
 
 def nodes() -> int:
@@ -132,9 +125,8 @@ def records() -> bool:
     return ffi._records(importlib.import_module("jaxgemv._cuda"))
 
 
-def weights(i: int, **form) -> QuantizedTensor:
-    w = jax.random.normal(jax.random.key(i), (K, K)) * K**-0.5
-    return quantize(w, **({"bits": 4, "group_size": 128} | form))
+def weights(i: int) -> QuantizedTensor:
+    return quantize(jax.random.normal(jax.random.key(i), (K, K)) * K**-0.5, bits=4, group_size=128)
 
 
 def written_behind(x, w: QuantizedTensor) -> QuantizedTensor:

@@ -33,10 +33,8 @@ NB_MODULE(_cuda, m) {
   m.def(
       "recording",
       [] {
-        nanobind::dict capsules;
-        capsules["jaxgemv_record_v1"] =
-            nanobind::capsule(cuda::recording_handler(jaxgemv::kTarget));
-        return capsules;
+        return jaxgemv::capsules_of(
+            {{jaxgemv::kRecord, cuda::recording_handler(jaxgemv::kTarget)}});
       },
       "In place of registrations(), for jaxlib of the versions RECORDS: calls may be nodes of "
       "XLA's graphs.");

@@ -63,13 +63,14 @@ class XlaRecorder final : public Recorder {
   XlaRecorder(const XLA_FFI_CallFrame* call, const abi::Frame& frame)
       : call_(call), frame_(frame) {}
 
-  cudaError_t add(const Launch& launch) override {
+  cudaError_t add(const void* kernel, const LaunchShape& shape,
+                  std::span<const Argument> arguments) override {
     if (captures_) return cudaSuccess;
     std::vector<abi::KernelArg> each;
-    for (const Argument& argument : launch.arguments)
+    for (const Argument& argument : arguments)
       each.push_back({argument.data, static_cast<int64_t>(argument.size), abi::kHostValue});
     const abi::KernelArgs args{each.data(), static_cast<int64_t>(each.size())};
-    return frame_.action == abi::kCreate ? create(launch, args) : update(launch, args);
+    return frame_.action == abi::kCreate ? create(kernel, shape, args) : update(kernel, args);
   }
 
   cudaError_t capture() override {
@@ -82,35 +83,34 @@ class XlaRecorder final : public Recorder {
   XLA_FFI_Error* error() const { return error_; }
 
  private:
-  cudaError_t create(const Launch& launch, const abi::KernelArgs& args) {
-    const Binary binary = binary_of(launch.kernel);
-    if (binary.data == nullptr || *frame_.count == frame_.most) return cudaErrorInvalidKernelImage;
+  cudaError_t create(const void* kernel, const LaunchShape& shape, const abi::KernelArgs& args) {
+    const Binary binary = binary_of(kernel);
+    if (binary.data == nullptr || *frame_.count > 0) return cudaErrorInvalidKernelImage;
     const auto number = [](unsigned n) { return static_cast<int32_t>(n); };
-    abi::LaunchDims dims{{number(launch.grid.x), number(launch.grid.y), number(launch.grid.z)},
-                         {launch.threads, 1, 1},
+    abi::LaunchDims dims{{number(shape.grid.x), number(shape.grid.y), number(shape.grid.z)},
+                         {shape.threads, 1, 1},
                          {}};
-    if (launch.ranks > 1) dims.cluster = {launch.ranks, 1, 1};
-    const abi::Command* made = nullptr;
-    const bool is_first = *frame_.count == 0;
+    if (shape.ranks > 1) dims.cluster = {shape.ranks, 1, 1};
+    const abi::Command*& made = frame_.commands[0];
     const cudaError_t status = checked(frame_.api->create_launch(
         frame_.context, binary.name, binary.data, static_cast<int64_t>(binary.size), abi::kCubin,
-        dims, static_cast<uint32_t>(launch.shared_bytes), launch.early, &args,
-        is_first ? nullptr : frame_.commands + *frame_.count - 1, !is_first, &made));
+        dims, static_cast<uint32_t>(shape.shared_bytes), shape.early, &args, nullptr, 0, &made));
     if (status != cudaSuccess) return status;
-    kernels().set(made, launch.kernel), ++nodes;
-    frame_.commands[(*frame_.count)++] = made;
+    kernels().set(made, kernel), ++nodes;
+    *frame_.count = 1;
     return cudaSuccess;
   }
 
-  cudaError_t update(const Launch& launch, const abi::KernelArgs& args) {
-    if (next_ == *frame_.count || !kernels().is(frame_.commands[next_], launch.kernel)) {
+  cudaError_t update(const void* kernel, const abi::KernelArgs& args) {
+    const abi::Command* const command = *frame_.count > 0 ? frame_.commands[0] : nullptr;
+    if (!kernels().is(command, kernel)) {
       error_ = error_of(
           call_,
           "jaxgemv: XLA's graph has another kernel for this call than is chosen now; compile the "
           "program again after use_only");
       return cudaErrorGraphExecUpdateFailure;
     }
-    return checked(frame_.api->update_launch(frame_.context, frame_.commands[next_++], &args));
+    return checked(frame_.api->update_launch(frame_.context, command, &args));
   }
 
   cudaError_t checked(abi::Error* error) {
@@ -121,7 +121,6 @@ class XlaRecorder final : public Recorder {
 
   const XLA_FFI_CallFrame* const call_;
   const abi::Frame& frame_;
-  int64_t next_ = 0;
   bool captures_ = false;
   XLA_FFI_Error* error_ = nullptr;
 };
@@ -132,7 +131,8 @@ const abi::Frame* frame_of(const XLA_FFI_CallFrame* call) {
   const auto find = *reinterpret_cast<abi::Find* const*>(reinterpret_cast<const char*>(call->api) +
                                                          abi::kFindExtensionAt);
   abi::FindExtension args{sizeof(abi::FindExtension), nullptr, call->ctx, abi::kType, nullptr};
-  if (find(&args) != nullptr || args.found == nullptr) return nullptr;
+  if (abi::Error* const error = find(&args)) return destroy(call->api, error), nullptr;
+  if (args.found == nullptr) return nullptr;
   const auto is_it = [&](const abi::Version& version) {
     return args.found->major == version.major && args.found->minor == version.minor;
   };

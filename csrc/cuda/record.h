@@ -8,25 +8,31 @@
 
 namespace jaxgemv::cuda {
 
+// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin before the
+// kernel in front of it has ended, and waits itself. `keeps_shared`: leaves an SM split into shared memory and L1 as
+// one needs it that has most of it, since splitting it anew waits until all CTAs there are gone. `leads`: the call
+// has another kernel behind it, which begins early.
+struct LaunchShape {
+  dim3 grid;
+  int threads;
+  int shared_bytes = 0;
+  int ranks = 1;
+  bool early = false;
+  bool keeps_shared = false;
+  bool leads = false;
+};
+
 // By value: what a kernel is given.
 struct Argument {
   const void* data;
   size_t size;
 };
 
-// As launch_kernel has it.
-struct Launch {
-  const void* kernel;  // its host function
-  dim3 grid;
-  int threads, shared_bytes, ranks;
-  bool early;  // its code waits for those in front of it
-  std::span<const Argument> arguments;
-};
-
 class Recorder {
  public:
-  virtual cudaError_t add(const Launch& launch) = 0;
-  // Has XLA capture the call after all.
+  // kernel: its host function. A call is one node, or captured.
+  virtual cudaError_t add(const void* kernel, const LaunchShape& shape,
+                          std::span<const Argument> arguments) = 0;
   virtual cudaError_t capture() = 0;
 
  protected:

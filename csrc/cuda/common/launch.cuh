@@ -13,20 +13,6 @@
 
 namespace jaxgemv::cuda {
 
-// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin before the
-// kernel in front of it has ended, and waits itself. `keeps_shared`: leaves an SM split into shared memory and L1 as
-// one needs it that has most of it, since splitting it anew waits until all CTAs there are gone. `leads`: the call
-// has another kernel behind it, which begins early.
-struct LaunchShape {
-  dim3 grid;
-  int threads;
-  int shared_bytes = 0;
-  int ranks = 1;
-  bool early = false;
-  bool keeps_shared = false;
-  bool leads = false;
-};
-
 // Calls use(config) with the launch's configuration, which lives no longer.
 template <typename Use>
 auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
@@ -90,10 +76,10 @@ cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape
     // A second node would wait for all before the call besides, and then does not begin early: 1 to 1.7 us.
     if (shape.leads) return recorder()->capture();
     const Argument each[] = {{&arguments, sizeof(arguments)}...};
-    const bool early = device.major >= 9;
-    const int bytes = early ? shared_bytes_of_node(shape, device) : shape.shared_bytes;
-    return recorder()->add({reinterpret_cast<const void*>(kernel), shape.grid, shape.threads, bytes,
-                            shape.ranks, early, each});
+    LaunchShape node = shape;
+    node.early = device.major >= 9;
+    if (node.early) node.shared_bytes = shared_bytes_of_node(shape, device);
+    return recorder()->add(reinterpret_cast<const void*>(kernel), node, each);
   }
   if (shape.shared_bytes > 0) {
     const cudaError_t status = allow_shared_memory(kernel, device, shape.shared_bytes);
