@@ -1,7 +1,7 @@
 """Attention of one token on a GPU, and all that lies between two products: norms and rope of q and k, the cache.
 
-One kernel, written in Pallas for Triton, where XLA has six. A program has one head, or all that share keys, and some of
-the positions.
+One kernel, written in Pallas for Triton, where XLA has six. A program has the heads that share keys, and some of the
+positions; where several have those of a head, a second kernel puts their results together.
 """
 
 import functools
@@ -29,36 +29,36 @@ def takes(cache):
 def attend(y, norms, cache, positions, turn, config, window=0, interpret=False):
     """What model.attend_all gives for the one token of y (1, heads + 2 kv_heads, D)."""
     kv_heads, size, width = cache[0].shape
-    # Tuned on an H200, heads of 64 and 128: by sums up to 1024 positions, by tensor cores above, and where sums of
-    # several sequences would be more programs than there are SMs (docs/decode-notes.md).
-    sequences = config.sequences
-    by_sums = size <= 1024 and (sequences == 1 or sequences * config.n_heads * size <= 128 * 256)
-    if by_sums:
-        rows, block, warps, stages = 1, min(256, 32768 // width), 8, 2
-    else:
-        rows = max(TILE, pl.next_power_of_2(config.n_heads // kv_heads))
-        block, warps, stages = (128, 4, 2) if sequences == 1 else (32, 4, 3)
-    programs = config.n_heads if by_sums else kv_heads
-    splits = max(1, min(size // 256, 128 // programs, 512 // (programs * sequences)))
+    rows = max(TILE, pl.next_power_of_2(config.n_heads // kv_heads))
+    # Tuned on an H200, one to 16 sequences, 256 to 4224 positions, heads of 64 to 256 (docs/decode-notes.md).
+    programs = kv_heads * config.sequences
+    block, stages, least = (64, 2, 64) if programs < 128 else (32, 3, 256)
+    block = min(block, 32768 // (width * cache[0].dtype.itemsize))  # of shared memory
+    splits = max(1, min(size // least, 512 // programs, 64))
     parts, weights, *cache = pl.pallas_call(
         functools.partial(
             _kernel, config=config, window=window, rows=rows, block=block, has_norms=bool(norms)
         ),
-        grid=(programs, splits),
+        grid=(kv_heads, splits),
         out_shape=(
             jax.ShapeDtypeStruct((splits, config.n_heads, width), y.dtype if splits == 1 else jnp.float32),
             jax.ShapeDtypeStruct((splits, config.n_heads), jnp.float32),
             *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in cache),
         ),
         input_output_aliases={4: 2, 5: 3},
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=stages),
         interpret=interpret,
         name="attend_one_token",
     )(positions, y[0], *(part[0, 0] for part in turn), *cache, *norms)
-    if splits == 1:
-        return parts.reshape(1, -1), tuple(cache)
-    mixed = jnp.sum(jax.nn.softmax(weights, axis=0)[..., None] * parts, axis=0)
-    return mixed.reshape(1, -1).astype(y.dtype), tuple(cache)
+    if splits > 1:
+        parts = pl.pallas_call(
+            _mix,
+            grid=(config.n_heads,),
+            out_shape=jax.ShapeDtypeStruct(parts.shape[1:], y.dtype),
+            interpret=interpret,
+            name="mix_splits",
+        )(parts, weights)
+    return parts.reshape(1, -1), tuple(cache)
 
 
 def _kernel(position_ref, y_ref, cos_ref, sin_ref, *refs, config, window, rows, block, has_norms):
@@ -66,10 +66,9 @@ def _kernel(position_ref, y_ref, cos_ref, sin_ref, *refs, config, window, rows, 
     norm_refs, (out_ref, weight_ref, k_ref, v_ref) = refs[2 : 2 + 2 * has_norms], refs[-4:]
     kv_heads, _, width = k_ref.shape
     heads, half, group = config.n_heads, width // 2, config.n_heads // kv_heads
-    program, split, splits = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
-    kv = program // group if rows == 1 else program
+    kv, split, splits = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     here = jnp.arange(rows)
-    head, is_head = (kv * group + here, here < group) if rows > 1 else (program + here, here < 1)
+    head, is_head = kv * group + here, here < group
     i, position = jnp.arange(width), position_ref[0]
     cos, sin = (triton.load(ref.at[i % half]) for ref in (cos_ref, sin_ref))
 
@@ -98,23 +97,23 @@ def _kernel(position_ref, y_ref, cos_ref, sin_ref, *refs, config, window, rows, 
         place, there = (kv, at[:, None], i[None]), inside[:, None] & (i >= 0)
         k, v = (triton.load(ref.at[place], mask=there, other=0) for ref in (k_ref, v_ref))
         most, count, total = state
-        scores = jnp.where(inside[None], _times_keys(q, k), NOTHING)
+        scores = jnp.where(inside[None], _dot(q, k, 1), NOTHING)
         now = jnp.maximum(most, jnp.max(scores, axis=1))
         weights, shrink = jnp.where(inside[None], jnp.exp(scores - now[:, None]), 0), jnp.exp(most - now)
         count, total = count * shrink, total * shrink[:, None]
-        return now, count + jnp.sum(weights, axis=1), total + _times_values(weights, v)
+        return now, count + jnp.sum(weights, axis=1), total + _dot(weights, v, 0)
 
     q = rotated(head, is_head, q_norm) * (config.query_scalar or width) ** -0.5
     one = jnp.arange(1)
     k_now = rotated(heads + kv + one, one == 0, k_norm).astype(k_ref.dtype)
     v_now = triton.load(y_ref.at[heads + kv_heads + kv, i]).astype(v_ref.dtype)
 
-    @pl.when((split == 0) & (program % group == 0 if rows == 1 else True))
+    @pl.when(split == 0)
     def _():
         triton.store(k_ref.at[kv, position, i], k_now[0])
         triton.store(v_ref.at[kv, position, i], v_now)
 
-    # The token itself is not read from the cache, where the program of another head writes it.
+    # The token itself is not read from the cache, where it is written meanwhile.
     score = jnp.where(split == 0, jnp.sum(q * k_now.astype(jnp.float32), axis=1), NOTHING)
     count = jnp.where(split == 0, jnp.ones_like(score), 0.0)
     total = jnp.where(split == 0, jnp.broadcast_to(v_now.astype(jnp.float32), q.shape), 0.0)
@@ -126,18 +125,17 @@ def _kernel(position_ref, y_ref, cos_ref, sin_ref, *refs, config, window, rows, 
     triton.store(weight_ref.at[split, head], most + jnp.log(count), mask=is_head)
 
 
-def _times_keys(q, k):
-    """q (rows, D) times k (positions, D): by sums for one row, else by tensor cores, in k's type."""
-    if len(q) == 1:
-        return jnp.sum(q * k.astype(jnp.float32), axis=1).reshape(1, -1)
-    return _dot(q, k, 1)
-
-
-def _times_values(weights, v):
-    """weights (rows, positions) times v (positions, D), likewise."""
-    if len(weights) == 1:
-        return jnp.sum(weights.reshape(-1, 1) * v.astype(jnp.float32), axis=0).reshape(1, -1)
-    return _dot(weights, v, 0)
+def _mix(parts_ref, weights_ref, out_ref):
+    """The splits of one head, as `_kernel` gives them, together: XLA has three kernels for it."""
+    splits, _, width = parts_ref.shape
+    head, split, i = pl.program_id(0), jnp.arange(pl.next_power_of_2(splits)), jnp.arange(width)
+    there = split < splits
+    weights = triton.load(weights_ref.at[split, head], mask=there, other=NOTHING)
+    place = split[:, None], head, i[None]
+    parts = triton.load(parts_ref.at[place], mask=there[:, None] & (i >= 0), other=0)
+    weights = jnp.exp(weights - jnp.max(weights))
+    mixed = jnp.sum(weights[:, None] * parts, axis=0) / jnp.sum(weights)
+    triton.store(out_ref.at[head, i], mixed.astype(out_ref.dtype))
 
 
 def _dot(a, b, axis):

@@ -62,8 +62,8 @@ def check(found, wanted, dtype):
 ON_GPU = pytest.mark.cuda  # since interpreting takes seconds each
 
 
-# One split; the tensor cores in several; sums in several; as many splits as there can be.
-@pytest.mark.parametrize("size", [256, 1280, *(pytest.param(n, marks=ON_GPU) for n in (640, 4224))])
+# Less than a block; one split and several; as many as there can be, of a block each and of more.
+@pytest.mark.parametrize("size", [48, 640, *(pytest.param(n, marks=ON_GPU) for n in (100, 1280, 4224, 9000))])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_positions(place, size, both):
     Config, run = both
@@ -90,6 +90,13 @@ def test_heads(heads, kv_heads, width, size, both):
     check(*run(config, size, 200, jnp.bfloat16), jnp.bfloat16)
 
 
+@pytest.mark.parametrize("width", [128, 256])
+def test_wide_heads_of_float32(width, both):
+    """Which take the most shared memory."""
+    Config, run = both
+    check(*run(Config(n_heads=4, n_kv_heads=1, head_dim=width), 256, 200), jnp.float32)
+
+
 @pytest.mark.parametrize("size", [256, pytest.param(1280, marks=ON_GPU)])
 @pytest.mark.parametrize(
     "otherwise",
@@ -97,7 +104,7 @@ def test_heads(heads, kv_heads, width, size, both):
         {"norms": True},
         {"window": 70},
         {"window": 70, "norms": True, "sequences": 3},
-        {"norms": True, "sequences": 40},
+        {"norms": True, "sequences": 64},
     ],
     ids=str,
 )
