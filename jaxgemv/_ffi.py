@@ -89,15 +89,10 @@ def _runtime_ffi_minor() -> int:
 
 
 def _records(module) -> bool:
-    """Whether XLA's record stage is one that the module knows, and wanted.
-
-    By default that is the first of RECORDS, which GPUs have run; the others, of the same layout, have to be asked for.
-    """
+    """Whether XLA's record stage is one that the module knows, and not unwanted."""
     names = "XLA_FFI_Extension_Record_MajorVersion", "XLA_FFI_Extension_Record_MinorVersion"
     runtime = (_runtime_ffi_minor(), *(_in_header("record_c_api.h", name) for name in names))
-    wish = os.environ.get("JAXGEMV_RECORD")
-    known = getattr(module, "RECORDS", [])
-    return wish != "0" and runtime in (known if wish == "1" else known[:1])
+    return os.environ.get("JAXGEMV_RECORD") != "0" and runtime in getattr(module, "RECORDS", [])
 
 
 def _load(module_name: str, platform: str) -> Backend:

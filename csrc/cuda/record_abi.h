@@ -1,6 +1,7 @@
-// XLA's record stage as jaxlib 0.11.2 has it, the extension `Record` of its FFI. We are built with the headers of the
-// oldest jaxlib, so as to load on every one since, and these do not know it; tests/test_record.py compares with those
-// that do. Its authors say that it may change, so it is used where jaxlib's own headers have a version that is known.
+// XLA's record stage as jaxlib 0.11.2 and 0.12.0 have it, the extension `Record` of its FFI. We are built with the
+// headers of the oldest jaxlib, so as to load on every one since, and these do not know it; tests/test_record.py
+// compares with those that do. Its authors say that it may change: it is used where jaxlib's headers have a version
+// that is known.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +9,7 @@
 
 namespace jaxgemv::cuda::record_abi {
 
-// Minor version of the FFI, and the stage's. The first is jaxlib 0.11.2; that of 0.12.0 is the same but for a third
-// kind of machine code, and no GPU of ours has run it, so it has to be asked for.
+// Minor version of the FFI, and the stage's: of jaxlib 0.11.2, and of 0.12.0, which adds a third kind of machine code.
 struct Version {
   int ffi_minor, major, minor;
 };

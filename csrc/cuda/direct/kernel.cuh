@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     }
   }
 
-  if (precedes_product(params.output)) let_next_begin();
+  if (next_may_begin(params.output, params.M)) let_next_begin();
 #pragma unroll
   for (int c = 0; c < kTilesM; ++c) {
 #pragma unroll

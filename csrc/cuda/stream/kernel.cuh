@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(
     if (kResultEarly && !exists) [[unlikely]]
       ask_early();
 
-    if (precedes_product(params.output)) let_next_begin();
+    if (next_may_begin(params.output, params.M)) let_next_begin();
     __syncthreads();
     for (int pair = first_pair; pair < all; pair += 2 * warps) {
       const bool is_first = pair == first_pair;
