@@ -11,7 +11,7 @@ from kernels import ROUNDING, assert_ran, by_name, kernels, on
 from test_ffi import array
 
 from jaxgemv import _ffi as ffi
-from jaxgemv import pack
+from jaxgemv import pack, quantize
 from jaxgemv._format import weights
 
 
@@ -153,6 +153,7 @@ def test_without_x(bits, dtype, rng):
         (3, 77, 12, "offset"),
         (9, 1, 1, "mid"),
         (70, 1043, 32, "zero"),
+        (1090, 2088, 48, "offset"),  # several rows a lane, and several tiles a CTA
     ):
         width, groups, ids = k + -k % 8 + 8, -(-k // group), np.array([2, 0, 3], np.int32)
         w = {
@@ -174,3 +175,19 @@ def test_without_x(bits, dtype, rng):
         assert (error <= few * np.abs(expected) + 2.0**-22 * (1 << bits)).all()
         assert not np.any(y[:2, :, k:])
         assert np.isnan(np.asarray(y[2, :, :k], np.float32)).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(34, 192), (1090, 2112)], ids=str)
+@pytest.mark.parametrize("format", ["nf4", "iq4_nl", "mxfp4", "nvfp4", "fp8", "mxfp8"])
+def test_formats_without_x(format, shape, rng):
+    w = quantize(rng.normal(size=shape).astype(np.float32), format=format, method="minmax")
+    names = "packed", "scale", "codebook", "global_scale"
+    given = {name: jnp.asarray(a)[None] for name in names if (a := getattr(w, name)) is not None}
+    given["scale"] = given["scale"].reshape(1, shape[0], -1)
+    group = shape[1] // given["scale"].shape[2]
+    attributes = {"bits": np.int64(w.bits), "group": np.int64(group), "k": np.int64(shape[1])}
+    with on("cuda"):
+        y = call_without_x(given, ((1, *shape), jnp.dtype("bfloat16")), tuple(attributes.items()))
+        assert ffi.last_kernel("cuda") == "dequantize"
+    np.testing.assert_array_equal(y[0], w.dequantize(jnp.bfloat16))

@@ -15,7 +15,16 @@ struct ScaleWords : ScaleSource {
   __device__ __forceinline__ float value(uint32_t word, const char* row, int group) const {
     const uint32_t at = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row)) +
                         static_cast<uint32_t>(group * g_bytes);
-    const uint32_t bits = word >> (at % 4 * 8);
+    return value_of(word >> (at % 4 * 8));
+  }
+  // The same of one byte too.
+  __device__ __forceinline__ float any_value(uint32_t word, const char* row, int group) const {
+    if (is_wide(dtype)) return value(word, row, group);
+    const uintptr_t at = reinterpret_cast<uintptr_t>(row) + group * g_bytes;
+    return float_of_byte(word >> (at % 4 * 8) & 255, dtype);
+  }
+  // Of its bits, with anything above.
+  __device__ __forceinline__ float value_of(uint32_t bits) const {
     const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
     const float other = __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
     float v;  // without a branch, which is what the compiler makes of a conditional expression
@@ -23,12 +32,6 @@ struct ScaleWords : ScaleSource {
         : "=f"(v)
         : "f"(half), "f"(other), "r"(static_cast<uint32_t>(dtype)));
     return v;
-  }
-  // The same of one byte too.
-  __device__ __forceinline__ float any_value(uint32_t word, const char* row, int group) const {
-    if (is_wide(dtype)) return value(word, row, group);
-    const uintptr_t at = reinterpret_cast<uintptr_t>(row) + group * g_bytes;
-    return float_of_byte(word >> (at % 4 * 8) & 255, dtype);
   }
 };
 static_assert(static_cast<int>(Dtype::kF16) == 0);

@@ -3,7 +3,8 @@
 // faster way.
 //
 // A lane makes pieces of 16 bytes of several rows, and 32 lanes neighbours, so that whole lines are
-// written. Memory bounds it: a lane asks for all that it needs before it makes a weight.
+// written. What memory writes is to bound it, so that instructions count: a scale is made of its bits by one lane, for
+// all whose codes it has; and a CTA has several tiles, of which the next is asked for while one is made.
 #pragma once
 
 #include "../common/formats.cuh"
@@ -16,28 +17,29 @@ constexpr int kWarps = 8;
 // Of a lane, where there are many. Those of a CTA are neighbours.
 constexpr int kMostRows = 4;
 
-constexpr int kPiece = 8;  // weights of 16 bits in 16 bytes
+constexpr int kPiece = 8;            // weights of 16 bits in 16 bytes
+constexpr int kTileK = 32 * kPiece;  // codes of a row of a tile
+constexpr int kUnit = kTileK / 16;   // of one group: half a warp has the scales of a row of a tile
 
 // 16 bytes at once, each weight rounded once. The type is a choice and no parameter of kernels, of which there are many.
-__device__ __forceinline__ void store(uint16_t* to, Dtype dtype, const float (&v)[kPiece]) {
-  const auto pair = [&](int i) {
-    const uint32_t half = rounded_pair<__half>(v[i], v[i + 1]);
-    return dtype == Dtype::kF16 ? half : rounded_pair<__nv_bfloat16>(v[i], v[i + 1]);
+__device__ __forceinline__ void store(char* to, Dtype dtype, const float (&v)[kPiece]) {
+  const auto store_as = [&](auto type) {
+    using T = decltype(type);
+    *reinterpret_cast<uint4*>(to) = {rounded_pair<T>(v[0], v[1]), rounded_pair<T>(v[2], v[3]),
+                                     rounded_pair<T>(v[4], v[5]), rounded_pair<T>(v[6], v[7])};
   };
-  *reinterpret_cast<uint4*>(to) = {pair(0), pair(2), pair(4), pair(6)};
+  if (dtype == Dtype::kF16)
+    store_as(__half{});
+  else
+    store_as(__nv_bfloat16{});
 }
 
-// kCodes consecutive codes of a row, from a multiple of kCodes on.
-template <int kBits, int kCodes>
+// The codes of a piece.
+template <int kBits>
 struct Window {
-  static constexpr int kBegin = kBits * kCodes & -(kBits * kCodes);  // multiples of it, in a word
-  static constexpr int kWords = (kBits * kCodes + (kBegin < 32 ? 32 - kBegin : 0) + 31) / 32;
+  static constexpr int kBegin = kBits * kPiece & -(kBits * kPiece);  // multiples of it, in a word
+  static constexpr int kWords = (kBits * kPiece + (kBegin < 32 ? 32 - kBegin : 0) + 31) / 32;
   uint32_t words[kWords];
-
-  __device__ __forceinline__ void load(const uint32_t* row, int word, int row_words) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = __ldg(row + min(word + i, row_words - 1));
-  }
 
   // shift: where they begin in the first word.
   __device__ __forceinline__ void align(int shift) {
@@ -48,6 +50,10 @@ struct Window {
   }
 };
 
+// CTAs of an SM, as many as there are registers for.
+template <int kBits>
+inline constexpr int kCtas = Window<kBits>::kWords == 1 ? 4 : 3;
+
 struct Params {
   WeightSource weights;
   Param scale, shift;  // of any dtype, in any groups
@@ -56,89 +62,213 @@ struct Params {
   uint16_t* y;
   Dtype dtype;  // of y: float16 or bfloat16
   int stack, N, K, width, group;
+  int tiles;          // one below the other
   uint32_t exponent;  // CodesInWords::kExponent
 };
 
-// Of kRows rows, kWarps apart, each lane the same piece. kPlain: groups of whole pieces.
-template <Format kFormat, int kBits, int kRows, bool kPlain>
-__global__ void __launch_bounds__(kWarps * 32, kFormat == Format::kAffine ? 4 : 3)
-    weights(const __grid_constant__ Params p) {
-  wait_for_earlier();
+// What a lane makes of codes in float32, and where it writes that.
+template <Format kFormat, int kBits>
+class Maker {
   using C = Codes<kFormat, kBits, float>;
-  constexpr int kCodes = kPiece;
-  const WeightSource& w = p.weights;
-  const unsigned columns = (p.width / kCodes + 31u) / 32;
-  const int n = static_cast<int>(blockIdx.x / columns) * (kWarps * kRows) + threadIdx.x / 32;
-  const int k = static_cast<int>(blockIdx.x % columns * 32 + threadIdx.x % 32) * kCodes;
-  const int entry = stack_entry(p.index, p.stack, blockIdx.y), s = max(entry, 0);
-  __shared__ float table[kFormat == Format::kCodebook ? 1 << kBits : 1];
-  if constexpr (kFormat == Format::kCodebook) {
-    if (threadIdx.x < 1 << kBits) table[threadIdx.x] = load(p.codebook, s, threadIdx.x, 0);
-    __syncthreads();
-  }
-  if (n >= p.N || k >= p.width) return;
-  const C codes(p.codebook, s);
-  const auto value_of = [&](const auto& window, int e) {
-    if constexpr (kFormat == Format::kCodebook)
-      return table[code_in_words<kBits>(window.words, e)];
-    else
-      return codes.value(window.words, e, p.exponent);
-  };
-  const Index bit = Index{k} * kBits;
-  const int word = static_cast<int>(bit / 32), shift_in_word = static_cast<int>(bit % 32);
-  const int group = w.group_of(min(k, p.K - 1) / kOctet);
-  const uint32_t* row = w.row(s, n);
-  const char *scales = w.scale.row(s, n), *shifts = w.shift.row(s, n);
-  uint16_t* to = p.y + (Index{blockIdx.y} * p.N + n) * p.width + k;
+  using W = Window<kBits>;
+  static constexpr bool kHasTable = kFormat == Format::kCodebook;
 
-  Window<kBits, kCodes> windows[kRows];
-  uint32_t scale_words[kRows], shift_words[kRows];
+ public:
+  static constexpr bool kHasShift = kFormat == Format::kAffine;
+  static constexpr float kMid = C::kMid;
+  const int entry, s;  // of the stack, or less than zero
+
+  __device__ __forceinline__ explicit Maker(const Params& p)
+      : entry(stack_entry(p.index, p.stack, blockIdx.y)),
+        s(max(entry, 0)),
+        p_(p),
+        codes_(p.codebook, s),
+        k_(blockIdx.x * kTileK + threadIdx.x % 32 * kPiece),
+        shift_(static_cast<int>(Index{k_} * kBits % 32)),
+        y_(reinterpret_cast<char*>(kept(p.y + Index{blockIdx.y} * p.N * p.width + k_))) {
+    const int word = static_cast<int>(Index{k_} * kBits / 32);
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const Index below = n + i * kWarps < p.N ? i * kWarps : 0;
-    windows[i].load(row + below * w.row_words, word, w.row_words);
-    if (!kPlain) continue;
-    scale_words[i] = w.scale.ask(scales + below * w.scale.n_bytes, group);
-    shift_words[i] = w.shift.ask(shifts + below * w.shift.n_bytes, group);
+    for (int i = 0; i < W::kWords; ++i)
+      words_[i] = reinterpret_cast<const char*>(
+          kept(p.weights.row(s, 0) + min(word + i, p.weights.row_words - 1)));
   }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (n + i * kWarps >= p.N) break;
-    windows[i].align(shift_in_word);
-    const float global =
-        p.global_scale.data == nullptr ? 1 : load(p.global_scale, s, n + i * kWarps, 0);
-    const float of_shift = w.affine == Affine::kOffset ? global : 1;
-    float scale, shift;
-    if (kPlain) {
-      scale =
-          w.scale.any_value(scale_words[i], scales + Index{i * kWarps} * w.scale.n_bytes, group) *
-          global;
-      shift = w.shift.value(shift_words[i], shifts + Index{i * kWarps} * w.shift.n_bytes, group) *
-              of_shift;
+
+  // By all of a CTA, before a weight is made.
+  __device__ __forceinline__ void fill_table() {
+    if constexpr (kHasTable) {
+      if (threadIdx.x < 1 << kBits) table()[threadIdx.x] = load(p_.codebook, s, threadIdx.x, 0);
+      __syncthreads();
     }
-    if (entry < 0) scale = __int_as_float(0x7fc00000);  // NaN
-    if (w.affine == Affine::kSymmetric) shift = C::kMid;
-    float v[kCodes];
+  }
+
+  __device__ __forceinline__ int k() const { return k_; }
+  __device__ __forceinline__ void ask(W& window, int n) const {
+#pragma unroll
+    for (int i = 0; i < W::kWords; ++i)
+      window.words[i] = __ldg(reinterpret_cast<const uint32_t*>(
+          words_[i] + n * Index{p_.weights.row_words * int{sizeof(uint32_t)}}));
+  }
+  // By the scale and the shift of each.
+  __device__ __forceinline__ void write(W window, int n, const float (&scales)[kPiece],
+                                        const float (&shifts)[kPiece]) const {
+    window.align(shift_);
+    float v[kPiece];
     const auto make = [&](Affine affine) {
 #pragma unroll
-      for (int e = 0; e < kCodes; ++e) {
-        if (!kPlain && k + e < p.K && (e == 0 || (k + e) % p.group == 0)) {
-          scale = entry < 0 ? scale
-                            : load_scale(p.scale, s, n + i * kWarps, (k + e) / p.group) * global;
-          if (w.affine != Affine::kSymmetric)
-            shift = load(p.shift, s, n + i * kWarps, (k + e) / p.group) * of_shift;
-        }
-        v[e] = weight_of(affine, value_of(windows[i], e), scale, shift);
+      for (int e = 0; e < kPiece; ++e) {
+        float q;
+        if constexpr (kHasTable)
+          q = table()[code_in_words<kBits>(window.words, e)];
+        else
+          q = codes_.value(window.words, e, p_.exponent);
+        v[e] = weight_of(affine, q, scales[e], shifts[e]);
       }
     };
-    if (w.affine == Affine::kOffset)
+    if (kHasShift && p_.weights.affine == Affine::kOffset)
       make(Affine::kOffset);
     else
       make(Affine::kZero);
-    if (k + kCodes > p.K)
+    if (k_ + kPiece > p_.K)
 #pragma unroll
-      for (int e = 0; e < kCodes; ++e) v[e] = k + e < p.K ? v[e] : 0;
-    store(to + Index{i * kWarps} * p.width, p.dtype, v);
+      for (int e = 0; e < kPiece; ++e) v[e] = k_ + e < p_.K ? v[e] : 0;
+    if (n < p_.N && k_ < p_.width)
+      store(y_ + n * Index{p_.width * int{sizeof(uint16_t)}}, p_.dtype, v);
+  }
+
+ private:
+  const Params& p_;
+  const C codes_;
+  const int k_, shift_;           // the first code; where it begins in its word
+  const char* words_[W::kWords];  // of row 0
+  char* const y_;
+
+  static __device__ __forceinline__ float* table() {
+    __shared__ float entries[kHasTable ? 1 << kBits : 1];
+    return entries;
+  }
+};
+
+// The scales, or shifts, of one group of each row.
+class Column {
+ public:
+  struct Bits {
+    uint32_t word, shift;
+  };
+  __device__ __forceinline__ Column(const ScaleWords& from, int s, int group)
+      : from_(from), first_(kept(from.row(s, 0) + group * Index{from.g_bytes})) {}
+
+  __device__ __forceinline__ Bits ask(int n) const {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(first_ + n * Index{from_.n_bytes});
+    return {__ldg(reinterpret_cast<const uint32_t*>(at & ~uintptr_t{3})),
+            static_cast<uint32_t>(at) * 8};
+  }
+  __device__ __forceinline__ float value(Bits bits) const {
+    const uint32_t all = __funnelshift_r(bits.word, 0, bits.shift & 24);
+    return is_wide(from_.dtype) ? from_.value_of(all) : float_of_byte(all & 255, from_.dtype);
+  }
+
+ private:
+  const ScaleWords& from_;
+  const char* const first_;
+};
+
+// Of kRows rows, kWarps apart, each lane the same piece. Groups are whole units of 16 codes.
+template <Format kFormat, int kBits, int kRows>
+__global__ void __launch_bounds__(kWarps * 32, kCtas<kBits>)
+    weights(const __grid_constant__ Params p) {
+  wait_for_earlier();
+  using M = Maker<kFormat, kBits>;
+  constexpr int kAsks = (kRows + 1) / 2;  // a lane has a unit's scale of one row of two
+  constexpr int kRowsOfTile = kWarps * kRows;
+  M maker(p);
+  const WeightSource& w = p.weights;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first_k = min(static_cast<int>(blockIdx.x) * kTileK + lane % 16 * kUnit, p.K - 1);
+  const int group = w.group_of(first_k / kOctet);
+  const Column scale_of(w.scale, maker.s, group), shift_of(w.shift, maker.s, group);
+  struct Asked {
+    Window<kBits> windows[kRows];
+    Column::Bits scales[kAsks], shifts[kAsks];
+  };
+  const auto row = [&](int tile, int i) { return tile * kRowsOfTile + i * kWarps + warp; };
+  const auto row_of_ask = [&](int tile, int ask) {
+    return min(row(tile, min(ask * 2 + lane / 16, kRows - 1)), p.N - 1);
+  };
+  const auto ask = [&](int tile, Asked& to) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) maker.ask(to.windows[i], min(row(tile, i), p.N - 1));
+#pragma unroll
+    for (int i = 0; i < kAsks; ++i) {
+      const int n = row_of_ask(tile, i);
+      to.scales[i] = scale_of.ask(n);
+      if (M::kHasShift) to.shifts[i] = shift_of.ask(n);
+    }
+  };
+  Asked asked;
+  ask(static_cast<int>(blockIdx.z), asked);
+  maker.fill_table();
+  for (int tile = static_cast<int>(blockIdx.z); tile < p.tiles;
+       tile += static_cast<int>(gridDim.z)) {
+    Asked next = asked;
+    const int below = tile + static_cast<int>(gridDim.z);
+    if (below < p.tiles) ask(below, next);
+    float scales[kAsks], shifts[kAsks];
+#pragma unroll
+    for (int i = 0; i < kAsks; ++i) {
+      scales[i] = scale_of.value(asked.scales[i]);
+      if (M::kHasShift) shifts[i] = shift_of.value(asked.shifts[i]);
+      if (p.global_scale.data != nullptr) {
+        const float global = load(p.global_scale, maker.s, row_of_ask(tile, i), 0);
+        scales[i] *= global;
+        if (M::kHasShift && w.affine == Affine::kOffset) shifts[i] *= global;
+      }
+      if (maker.entry < 0) scales[i] = __int_as_float(0x7fc00000);  // NaN
+      if (M::kHasShift && w.affine == Affine::kSymmetric) shifts[i] = M::kMid;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int from = i % 2 * 16 + lane / 2;
+      const float scale = __shfl_sync(~0u, scales[i / 2], from);
+      const float shift = M::kHasShift ? __shfl_sync(~0u, shifts[i / 2], from) : M::kMid;
+      float same[2][kPiece];
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) same[0][e] = scale, same[1][e] = shift;
+      maker.write(asked.windows[i], row(tile, i), same[0], same[1]);
+    }
+    asked = next;
+  }
+}
+
+// Groups of any size: a row of a warp, and a scale for each code that begins a group.
+template <Format kFormat, int kBits>
+__global__ void __launch_bounds__(kWarps * 32, 3)
+    weights_in_any_groups(const __grid_constant__ Params p) {
+  wait_for_earlier();
+  using M = Maker<kFormat, kBits>;
+  M maker(p);
+  maker.fill_table();
+  const int k = maker.k();
+  const Affine affine = p.weights.affine;
+  const float nan = __int_as_float(0x7fc00000);
+  for (Index row = Index{blockIdx.z} * kWarps + threadIdx.x / 32; row < p.N;
+       row += Index{gridDim.z} * kWarps) {
+    const int n = static_cast<int>(row);
+    Window<kBits> window;
+    maker.ask(window, n);
+    const float global = p.global_scale.data == nullptr ? 1 : load(p.global_scale, maker.s, n, 0);
+    const float of_shift = affine == Affine::kOffset ? global : 1;
+    float scales[kPiece], shifts[kPiece], scale = nan, shift = M::kMid;
+#pragma unroll
+    for (int e = 0; e < kPiece; ++e) {
+      if (k + e < p.K && (e == 0 || (k + e) % p.group == 0)) {
+        const int group = (k + e) / p.group;
+        if (maker.entry >= 0) scale = load_scale(p.scale, maker.s, n, group) * global;
+        if (M::kHasShift && affine != Affine::kSymmetric)
+          shift = load(p.shift, maker.s, n, group) * of_shift;
+      }
+      scales[e] = scale, shifts[e] = shift;
+    }
+    maker.write(window, n, scales, shifts);
   }
 }
 

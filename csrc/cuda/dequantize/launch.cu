@@ -14,10 +14,9 @@ using Run = cudaError_t (*)(const Problem&, const Operands&, const Device&, cuda
 template <Format kFormat, int kBits>
 cudaError_t run_one(const Problem& problem, const Operands& operands, const Device& device,
                     cudaStream_t stream) {
-  constexpr Index kCodes = kPiece;
   const Index width = problem.y_width();
   if (!is_aligned(operands.packed, 4)) return cudaErrorMisalignedAddress;
-  if (width % kCodes != 0 || !is_aligned(operands.y, 16) || width > INT_MAX / 2 ||
+  if (width % kPiece != 0 || !is_aligned(operands.y, 16) || width > INT_MAX / 2 ||
       problem.N > INT_MAX / 2)
     return cudaErrorNotSupported;
   Params p{};
@@ -29,21 +28,31 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   p.K = static_cast<int>(problem.K), p.width = static_cast<int>(width);
   p.exponent = CodesInWords<kBits>::kExponent;
   p.group = static_cast<int>(std::min(problem.group, problem.K));
-  const bool plain =
-      problem.K < kGroupedK && (problem.group % kOctet == 0 || has_one_group(problem, operands));
-  const Index columns = ceil_div(width, 32 * kCodes);
-  // Of others, which are rare, a warp has one row: these kernels are large.
-  constexpr bool kIsOften = kFormat != Format::kCodebook || kBits == 4;
-  constexpr int kMany = kIsOften ? kMostRows : 1;
-  const bool many =
-      kIsOften && plain && ceil_div(problem.N, kWarps * kMany) * columns >= 2 * device.sms;
-  const auto kernel = many    ? weights<kFormat, kBits, kMany, true>
-                      : plain ? weights<kFormat, kBits, 1, true>
-                              : weights<kFormat, kBits, 1, false>;
-  dim3 grid;
-  if (!make_grid(ceil_div(problem.N, kWarps * (many ? kMany : 1)) * columns, problem.batch, &grid))
-    return cudaErrorInvalidConfiguration;
-  return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
+  const bool by_units =
+      problem.K < kGroupedK && (problem.group % kUnit == 0 || has_one_group(problem, operands));
+  const Index columns = ceil_div(width, Index{kTileK});
+  constexpr Index kMostCtas = 65535;  // of all but the first of a grid's dimensions
+  const auto launch = [&](auto kernel, Index ctas) {
+    dim3 grid;
+    if (!make_grid(columns, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
+    grid.z = static_cast<unsigned>(std::min(ctas, kMostCtas));
+    return launch_kernel(kernel, {grid, kWarps * 32}, device, stream, p);
+  };
+  if (!by_units)
+    return launch(weights_in_any_groups<kFormat, kBits>, ceil_div(problem.N, Index{kWarps}));
+  const auto launch_rows = [&]<int kRows>(std::integral_constant<int, kRows>) {
+    const Index tiles = ceil_div(problem.N, Index{kWarps * kRows});
+    p.tiles = static_cast<int>(tiles);
+    // No more CTAs than there are at once.
+    const Index most =
+        std::max(Index{device.sms} * kCtas<kBits> / (columns * problem.batch), Index{1});
+    return launch(weights<kFormat, kBits, kRows>, std::min(tiles, most));
+  };
+  // Others are rare, and these kernels large.
+  if constexpr (kFormat != Format::kCodebook || kBits == 4)
+    if (ceil_div(problem.N, Index{kWarps * kMostRows}) * columns >= 2 * device.sms)
+      return launch_rows(std::integral_constant<int, kMostRows>());
+  return launch_rows(std::integral_constant<int, 1>());
 }
 
 // By width.
