@@ -62,7 +62,7 @@ def check(found, wanted, dtype):
 ON_GPU = pytest.mark.cuda  # since interpreting takes seconds each
 
 
-# Less than a block; one split and several; as many as there can be, of a block each and of more.
+# By sums; by tensor cores in several splits; in as many as there can be, of a block each and of more.
 @pytest.mark.parametrize("size", [48, 640, *(pytest.param(n, marks=ON_GPU) for n in (100, 1280, 4224, 9000))])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_positions(place, size, both):
@@ -97,7 +97,7 @@ def test_wide_heads_of_float32(width, both):
     check(*run(Config(n_heads=4, n_kv_heads=1, head_dim=width), 256, 200), jnp.float32)
 
 
-@pytest.mark.parametrize("size", [256, pytest.param(1280, marks=ON_GPU)])
+@pytest.mark.parametrize("size", [256, 320, pytest.param(1280, marks=ON_GPU)])
 @pytest.mark.parametrize(
     "otherwise",
     [
