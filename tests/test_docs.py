@@ -1,6 +1,7 @@
 """Links: of docs/transformations.md to tests that exist, of README.md, which the site does not have, and the files that
-CONTRIBUTING.md names."""
+CONTRIBUTING.md names. What README.md counts."""
 
+import json
 import re
 from pathlib import Path
 
@@ -37,6 +38,28 @@ def test_readme():
         path, _, heading = link.partition("#")
         assert (ROOT / path).exists(), link
         assert not heading or heading in slugs(ROOT / path), link
+
+
+@pytest.mark.skipif(not (ROOT / "bench/results").exists(), reason="the results are not beside the tests")
+def test_losing_products():
+    """The README counts those of the grids that docs/performance.md shows last for a machine."""
+    shown = re.findall(r"results/([\w.-]+-grid[\w-]*)\.png", (ROOT / "docs/performance.md").read_text())
+
+    def counts(machine):
+        """Up to 64 rows and with more: products that lose, and all."""
+        file = [name for name in shown if name.startswith(machine)][-1]
+        rows = json.loads((ROOT / f"bench/results/{file}.json").read_text())["rows"]
+        parts = ([r["loses"] for r in rows if (r["rows"] <= 64) == few] for few in (True, False))
+        return [(sum(part), len(part)) for part in parts]
+
+    sentence = (
+        r"(\d+) take longer on two cores of an AMD EPYC, (\d+) on two of an Intel Xeon with AMX, and (\d+) on an "
+        r"H200: (\d+) of (\d+) with up to 64 rows, [^,]*, and (\d+) of (\d+) with more"
+    )
+    said = [int(n) for n in re.search(sentence, " ".join(README.read_text().split())).groups()]
+    each = [counts(machine) for machine in ("amd-epyc-2", "intel-xeon-2", "nvidia-h200")]
+    totals = [sum(losing for losing, _ in parts) for parts in each]
+    assert said == [*totals, *(n for part in each[-1] for n in part)]
 
 
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="the sources are not beside the tests")
