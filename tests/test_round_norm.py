@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import KernelParam, assert_ran, by_name, kernels, most_rows
+from kernels import ROUNDED_NORM, KernelParam, assert_ran, by_name, kernels, most_rows
 from parts import EPS, answer, normalised, operands
 from problems import Case, Problem, make
+from test_fused import ROWS
 from test_kernels import of_rounding, telling
 from test_lowering import calls, lowered, spec, with_kernels
 from tolerance import assert_close, rounded
@@ -18,7 +19,7 @@ ALL = "norm bias residual"
 SOME = [
     k
     for k in kernels(transposed=False)
-    if k.bits in (2, 4, 5) and "norm" in k.operands and k.backend == "cuda"
+    if k.bits in (2, 4, 5) and (k.name in ROUNDED_NORM or ("norm" in k.operands and k.backend == "cuda"))
 ]
 
 
@@ -46,17 +47,17 @@ def test_any_rows(backend, x, rng):
 
 @by_name(SOME)
 def test_inside(kernel: KernelParam, monkeypatch, rng):
-    """By every kernel that takes a norm, also where one around it is the faster way."""
+    """By kernels that take a norm, also where one around them is faster; of a CPU's by those that take no other."""
     monkeypatch.setattr(_dispatch, "_are_inside", lambda *_: True)
-    first = {"wgmma_any": 3, "wgmma_tma": 2}.get(kernel.name, 1)
-    last = most_rows(kernel) or (16 if kernel.name == "stream" else 64)
-    rows = [m for m in (1, 2, 3, 9, 16, 33, 64) if first <= m <= last]
+    first, last = ROWS.get((kernel.name, kernel.format)) or ROWS.get(kernel.name, (1, 64))
+    last = most_rows(kernel) or last
+    rows = [m for m in (1, 2, 3, 9, 16, 33, 64, 70) if first <= m <= last]
     problems = [make(rng, kernel.bits, kernel.x, Case(m, 96, 1024, 128, "zero")) for m in rows]
     given = [operands(rng, p, ALL, None, kernel.x) for p in problems]
 
     @jax.jit
     def f(args):
-        return [gemv(x, w, round_norm=True, eps=EPS, implementation="cuda", **g) for x, w, g in args]
+        return [gemv(x, w, round_norm=True, eps=EPS, implementation=kernel.backend, **g) for x, w, g in args]
 
     ys = f([(p.x, p.tensor, g) for p, g in zip(problems, given)])
     jax.block_until_ready(ys)

@@ -18,8 +18,8 @@ struct X {
   Index slice, stack;
   float* factors;  // of rows, with a norm
 
+  static constexpr Index kLine = 16;  // what follows begins with a line of the cache
   static Index size(const Problem& p, const Operands& o) {
-    constexpr Index kLine = 16;  // what follows begins with a line of the cache
     return o.norm.data == nullptr ? 0 : ceil_div(p.M, kLine) * kLine;
   }
 
@@ -61,6 +61,21 @@ struct X {
       }
       factors[m] = 1 / __builtin_sqrtf(squares / static_cast<float>(p.K) + p.eps);
     }
+  }
+
+  // Rows [m0, m1) of x, normalised and rounded to its dtype, to where row 0 begins; and so many floats of them all.
+  void round(Index m0, Index m1, void* to) const {
+    constexpr Index kPart = 256;
+    for (Index m = m0; m < m1; ++m)
+      for (Index k = 0; k < p.K; k += kPart) {
+        float values[kPart];
+        const Index count = min_of(kPart, p.K - k);
+        read(m, k, count, values);
+        write_floats(p.x, to, m * p.K + k, count, values);
+      }
+  }
+  static Index rounded_size(const Problem& p) {
+    return ceil_div(p.M * p.K * size_of(p.x), 4 * kLine) * kLine;
   }
 
  private:

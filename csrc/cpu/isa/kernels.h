@@ -45,15 +45,31 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// What all products share around their main loop: x, and an index out of range.
+// Whether x meets a main loop after its norm, where that may be rounded to x's dtype: it takes none itself.
+template <typename Main>
+constexpr bool rounds_norm() {
+  if constexpr (Main::takes(Dtype::kI8))
+    return false;
+  else
+    return !Main::kOperands.has(Operand::kNorm);
+}
+
+// What all products share around their main loop: x, and an index out of range. Packed are factors of rows (X),
+// then rounded rows, and what the main loop reads.
 template <typename Main>
 struct Product {
+  static constexpr bool kRoundsNorm = rounds_norm<Main>();
+
+  static bool supports(const Problem& p, const Operands& o) {
+    return (!kRoundsNorm || o.norm.data == nullptr || p.round_norm) && Main::supports(p, o);
+  }
+
   static Index x_size(const Problem& p, const Operands& o) {
-    return X::size(p, o) + Main::x_size(p, o);
+    return before(p, o) + Main::x_size(p, o);
   }
 
   static void prepare(const Problem& p, const Operands& o, float* packed) {
-    Main::prepare(p, o, packed + X::size(p, o));
+    Main::prepare(p, o, packed + before(p, o));
   }
 
   static bool pack_x(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
@@ -62,7 +78,12 @@ struct Product {
     if (!has_entry(p, stack)) return true;
     const X x = {p, o, slice, stack, packed};
     x.normalise(m0, m1);
-    return Main::pack(x, m0, m1, packed + X::size(p, o));
+    float* const to = packed + before(p, o);
+    if (!kRoundsNorm || o.norm.data == nullptr) return Main::pack(x, m0, m1, to);
+    Operands rounded = o;
+    rounded.norm = {}, rounded.x = packed + X::size(p, o);
+    x.round(m0, m1, packed + X::size(p, o));
+    return Main::pack({p, rounded, 0, stack, nullptr}, m0, m1, to);
   }
 
   static Index scratch_size(const Problem& p, const Operands& o, Index) {
@@ -72,7 +93,7 @@ struct Product {
   static void run(const Problem& p, const Operands& o, Index slice, float* packed, const Tile& tile,
                   float*, float* scratch) {
     const Index stack = stack_of(o, slice);
-    float* x = packed + X::size(p, o);
+    float* x = packed + before(p, o);
     if (has_entry(p, stack)) return Main::run(p, o, slice, stack, x, tile.n0, tile.n1, scratch);
     const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
     for (Index m = 0; m < p.M; ++m)
@@ -81,6 +102,13 @@ struct Product {
           store(o.y, at, INT32_MIN);
         else
           write_float(p.y, o.y, at, __builtin_nanf(""));
+  }
+
+ private:
+  // Floats in front of what the main loop reads.
+  static Index before(const Problem& p, const Operands& o) {
+    const bool rounds = kRoundsNorm && o.norm.data != nullptr;
+    return X::size(p, o) + (rounds ? X::rounded_size(p) : 0);
   }
 };
 
@@ -113,9 +141,9 @@ struct Rows {
           if (Main::takes(x))
             rows[count++] = {
                 .info = {Main::kName, kFormat, kBits, x, Main::kRows,
-                         with_format(x == Dtype::kI8 ? kInt8Parts : Main::kOperands, kFormat)},
+                         with_format(x == Dtype::kI8 ? kInt8Parts : kAllParts, kFormat)},
                 .takes_any_x = Main::kTakesAnyX,
-                .supports = Main::supports,
+                .supports = Whole::supports,
                 .x_size = Whole::x_size,
                 .prepare = Whole::prepare,
                 .pack_x = Whole::pack_x,
