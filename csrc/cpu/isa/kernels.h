@@ -27,7 +27,8 @@
 //     itself: table[index % size];
 //   dot(sum, codes, slices): sums of products, in lanes of 32 bits, of unsigned codes and signed
 //     slices of kSliceBits; that is 0 where the processor has no such thing;
-// with kConvertsF16 also load_f16(from): kLanes values, and widen_to_shorts(from): kLanes bytes with signs; with kCanSpread, for common/spread.h,
+// with kConvertsF16 also load_f16(from): kLanes values, and widen_to_shorts(from): kLanes bytes with signs;
+// with kCanSpread, for common/spread.h,
 //   shuffle_bytes(v, places): byte i <- v[places[i]] of the same 16 bytes, or 0 for a place of 128;
 //   multiply_low(a, b), multiply_high(a, b): half of the products of unsigned 16-bit words,
 // or, with kCanMultishift, multishift<bits>(words): byte i <- the bits from i * bits on.

@@ -10,7 +10,8 @@ namespace jaxgemv::cuda::dequantize {
 constexpr int kPiece = 8;            // weights of 16 bits
 constexpr int kTileK = 32 * kPiece;  // codes of a row of a tile
 
-// 16 bytes at once, each weight rounded once. The type is a choice and no parameter of kernels, of which there are many.
+// 16 bytes at once, each weight rounded once. The type is a choice and no parameter of kernels, of which there
+// are many.
 __device__ __forceinline__ void store(char* to, Dtype dtype, const float (&v)[kPiece]) {
   const auto store_as = [&](auto type) {
     using T = decltype(type);
