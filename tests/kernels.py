@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxgemv import _ffi, gemv
-from jaxgemv._ffi import backends, cpu_isas, set_cpu_isa, use_only
+from jaxgemv._ffi import Kernel, backends, cpu_isas, set_cpu_isa, use_only
 
 FLOATS = ["float16", "bfloat16", "float32"]
 # What a code stands for, of csrc/format.h.
@@ -61,21 +61,16 @@ ROUNDED_NORM = {"bf16_dot", "bf16_panel", "bf16_weights", "amx_bf16", "amx_panel
 
 def kernels(transposed: bool, formats=("affine",), xs=FLOATS) -> list[KernelParam]:
     """Every row of every table, of these formats and these x, with the operands that it takes in any case."""
-    norm = frozenset({"norm"})
+
+    def operands(k: Kernel) -> frozenset[str]:
+        return k.operands - {"norm"} if k.name in ROUNDED_NORM else k.operands
+
     tables = [("cuda", "", backends["cuda"].kernels)]
     for isa in reversed(ISAS):  # so that the best one stays
         set_cpu_isa(isa)
         tables.insert(0, ("cpu", isa, backends["cpu"].kernels))
     return [
-        KernelParam(
-            backend,
-            isa,
-            k.name,
-            k.bits,
-            k.x,
-            k.operands - (norm if k.name in ROUNDED_NORM else set()),
-            k.format,
-        )
+        KernelParam(backend, isa, k.name, k.bits, k.x, operands(k), k.format)
         for backend, isa, table in tables
         for k in table
         if k.transposed == transposed and k.format in formats and k.x in xs

@@ -46,20 +46,15 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Whether x meets a main loop after its norm, where that may be rounded to x's dtype: it takes none itself.
-template <typename Main>
-constexpr bool rounds_norm() {
-  if constexpr (Main::takes(Dtype::kI8))
-    return false;
-  else
-    return !Main::kOperands.has(Operand::kNorm);
-}
-
 // What all products share around their main loop: x, and an index out of range. Packed are factors of rows (X),
 // then rounded rows, and what the main loop reads.
 template <typename Main>
 struct Product {
-  static constexpr bool kRoundsNorm = rounds_norm<Main>();
+  // Whether x meets the main loop after its norm, where that may be rounded to x's dtype: it takes none itself.
+  static constexpr bool kRoundsNorm =
+      !Main::takes(Dtype::kI8) && !Main::kOperands.has(Operand::kNorm);
+  static constexpr OperandSet kOperands =
+      Main::kOperands | (kRoundsNorm ? OperandSet::of(Operand::kNorm) : OperandSet{});
 
   static bool supports(const Problem& p, const Operands& o) {
     return (!kRoundsNorm || o.norm.data == nullptr || p.round_norm) && Main::supports(p, o);
@@ -140,17 +135,16 @@ struct Rows {
         using Whole = Product<Main>;
         for (const Dtype x : {Dtype::kF16, Dtype::kBF16, Dtype::kF32, Dtype::kI8})
           if (Main::takes(x))
-            rows[count++] = {
-                .info = {Main::kName, kFormat, kBits, x, Main::kRows,
-                         with_format(x == Dtype::kI8 ? kInt8Parts : kAllParts, kFormat)},
-                .takes_any_x = Main::kTakesAnyX,
-                .supports = Whole::supports,
-                .x_size = Whole::x_size,
-                .prepare = Whole::prepare,
-                .pack_x = Whole::pack_x,
-                .scratch_size = Whole::scratch_size,
-                .run = Whole::run,
-                .finish = nullptr};
+            rows[count++] = {.info = {Main::kName, kFormat, kBits, x, Main::kRows,
+                                      with_format(Whole::kOperands, kFormat)},
+                             .takes_any_x = Main::kTakesAnyX,
+                             .supports = Whole::supports,
+                             .x_size = Whole::x_size,
+                             .prepare = Whole::prepare,
+                             .pack_x = Whole::pack_x,
+                             .scratch_size = Whole::scratch_size,
+                             .run = Whole::run,
+                             .finish = nullptr};
       }
     });
   }
