@@ -11,8 +11,10 @@ import math
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -39,6 +41,8 @@ _SIDES = [
 _ROWS = 1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64
 _CODES = {"gpu": (0.9 * 2**20, 2**26), "cpu": (2**16, 2**23)}  # of a weight: least, most
 _REFERENCE = "simt"  # takes everything, slowly: not timed
+# Above most_rows: kernels that take so many, and XLA's product with a weight that is written first.
+_FOR_MANY, _WRITTEN = ("direct", "gemm", "gemm_tma"), "XLA"
 _MISS = 1.05
 
 
@@ -69,6 +73,17 @@ def cells(platform: str, count: int, seed: int, chosen: Mapping[str, Sequence | 
         yield Cell(**some)
 
 
+@contextmanager
+def _no_kernels(backend: str):
+    """For more rows than `most_rows`, which is asked where a program is lowered."""
+    table = _ffi.backends[backend]
+    _ffi.backends[backend] = table._replace(rounded_rows=lambda *_: 0)
+    try:
+        yield
+    finally:
+        _ffi.backends[backend] = table
+
+
 def measure(grid: Grid, backend: str, cell: Cell, pool) -> Choice:
     n, k = cell.shape
     choice = Choice(n, k, cell.rows, *cell.made[:5])
@@ -77,11 +92,22 @@ def measure(grid: Grid, backend: str, cell: Cell, pool) -> Choice:
     names = [name for name in dict.fromkeys(kernel.name for kernel in found) if name != _REFERENCE]
     x = jax.device_put(random_arrays(bits=0)("normal", (cell.rows, k), cell.dtype), grid.device)
     count = grid.plan.count(sum(map(nbytes, jax.tree.leaves(w))), cell.flops)
+    program = partial(pool.submit, chain.program, x=x, weights=[w] * count, scratch=grid.clock.scratch)
+    is_many, kernel = cell.rows > _ffi.backends[backend].most_rows, gemv
+    if is_many:
+        names = [name for name in names if name in _FOR_MANY]
+        kernel = partial(gemv, implementation=backend)
     # One each, since a CUDA graph keeps the kernel that it was recorded with.
-    programs = [pool.submit(chain.program, gemv, x, [w] * count, grid.clock.scratch) for _ in ("", *names)]
+    programs = [program(each) for each in (gemv, *[kernel] * len(names))]
+    wait(programs)
+    if is_many:
+        with _no_kernels(backend):
+            names.append(_WRITTEN)
+            programs.append(program(gemv))
+            wait(programs)
     weights = copies(weight(cell, random_arrays(cell.bits)), count)
     for name, program in zip(("", *names), [each.result() for each in programs]):
-        _ffi.use_only(backend, name)
+        _ffi.use_only(backend, "" if name == _WRITTEN else name)
         try:
             us = grid.time(program, x, weights, cell.dtype)[1].us
         except jax.errors.JaxRuntimeError:
@@ -91,7 +117,7 @@ def measure(grid: Grid, backend: str, cell: Cell, pool) -> Choice:
         ran = grid.kernel(program)
         if not name:
             choice.chosen = ran
-        if name in ("", ran):  # and not XLA's own product, which needs no kernel
+        if name in ("", ran, _WRITTEN):  # and not XLA's own product for few rows, which needs no kernel
             choice.us[ran] = min(us, choice.us.get(ran, math.inf))
     return choice
 
