@@ -82,8 +82,8 @@ def with_element(p: Problem, i: int, value: float) -> Problem:
 # Which kernel
 
 
-def has(name):
-    return any(kernel.name == name for kernel in backends["cpu"].kernels)
+def has(name, format="affine"):
+    return any((kernel.name, kernel.format) == (name, format) for kernel in backends["cpu"].kernels)
 
 
 def test_chosen(isa, rng):
@@ -93,7 +93,8 @@ def test_chosen(isa, rng):
     for m, group, expected in [
         (1, 128, dot),
         (2, 128, dot),
-        (3, 128, "amx_bf16" if isa == "amx" else panel),
+        (3, 128, "amx_int8" if isa == "amx" else panel),
+        (4, 128, "amx_bf16" if isa == "amx" else panel),
         (9, 32, "amx_panel" if isa == "amx" else panel),
         (12, 128, "amx_bf16" if isa == "amx" else panel),
         (65, 128, "amx_panel" if isa == "amx" else panel),
@@ -103,6 +104,24 @@ def test_chosen(isa, rng):
             expected = "f32_panel"
         check(isa, {(m, group): make(rng, 4, "bfloat16", Case(m, 512, 512, group))})
         assert last_kernel("cpu") == expected, (m, group)
+
+
+def test_chosen_for_tables(isa, rng):
+    """Of entries that are bfloat16 pairs are faster, where a processor has them and rows are few."""
+    if not has("bf16_dot", "codebook"):
+        pytest.skip(f"{isa} has no bf16_dot")
+    panel = "f32_panel" if isa == "amx" else "bf16_panel"
+    for m, table, expected in [
+        (1, codebooks.E2M1, "bf16_dot"),
+        (2, codebooks.E2M1, "bf16_dot"),
+        (3, codebooks.E2M1, panel),
+        (5, codebooks.E2M1, panel),
+        (1, codebooks.NF4, "f32_dot"),
+        (3, codebooks.NF4, "f32_panel"),
+    ]:
+        p = make(rng, 4, "bfloat16", Case(m, 512, 512, 128), format="codebook")
+        check(isa, {m: dataclasses.replace(p, codebook=table)})
+        assert last_kernel("cpu") == expected, m
 
 
 # What none of these takes: width, x, case.

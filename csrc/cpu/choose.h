@@ -36,7 +36,8 @@ inline constexpr Crossover kCrossovers[] = {
     // or scale in narrow groups.
     {"amx_panel", 0, 65, kAnyRows},
     {"amx_panel", 0, 3, 64, kAnyRows, nullptr, OperandSet::of(Operand::kOneByteScale)},
-    {"amx_panel", 0, 4, 64, kAnyRows, has_tables},
+    {"amx_panel", 0, 4, 64, kAnyRows, all<has_tables, has_integers>},
+    {"amx_panel", 0, 6, 64, kAnyRows, has_tables},
     {"amx_panel", 0, 5, 12, kAnyRows, all<has_integers, none<has_width<3>>, has_columns<640>>},
     {"amx_panel", 0, 13, 64, kAnyRows, all<has_integers, none<has_width<3>>>},
     {"amx_panel", 4, 8, 64, kAnyRows, all<has_integers, none<has_wide_groups<256>>>},
@@ -48,13 +49,15 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_panel", 8, 17, 64, kAnyRows, has_integers},
     {"amx_panel", 0, 17, 64, kAnyRows, all<has_float8, none<has_wide_groups<512>>>},
     {"amx_panel", 0, 33, 64, kAnyRows, none<has_wide_groups<512>>},
-    // "Slices on AMX", "Bytes on their way": int4 g128, bfloat16 x, three rows 0.75 ms for 0.90; float16 12 rows
-    // 1.29 for 1.43. Of other formats there are no slices.
+    // "Slices on AMX", "Bytes on their way": int4 g128, float16 x, 12 rows 1.29 ms for 1.43. Of other formats there are
+    // no slices, and tables in two parts: "Tables and float8 on AMX, a few rows".
     {"amx_bf16", 0, 12, kAnyRows, kAnyRows, all<has_wide_groups<256>, is_for_bf16_tiles>},
     {"amx_bf16", 0, 6, kAnyRows, kAnyRows,
      all<has_x<Dtype::kF16>, has_integers, has_width<2>, has_wide_groups<512>>},
-    {"amx_bf16", 0, 3, kAnyRows, kAnyRows, all<none<has_integers>, is_for_bf16_tiles>},
-    {"amx_bf16", 4, 3, kAnyRows, kAnyRows, all<has_x<Dtype::kBF16>, has_wide_groups<256>>},
+    {"amx_bf16", 0, 3, kAnyRows, kAnyRows,
+     all<has_float8, any<has_x<Dtype::kBF16>, has_wide_groups<512>>>},
+    {"amx_bf16", 4, 4, kAnyRows, kAnyRows,
+     all<has_integers, has_x<Dtype::kBF16>, has_wide_groups<256>>},
     // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot. Of few rows of the
     // weight x is cut into slices for little ("Which kernel").
     {"amx_int8", 0, 3, 128, kAnyRows, all<has_rows<512>, has_wide_groups<512>>},
@@ -62,7 +65,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_int8", 8, 129, 512, kAnyRows, all<has_rows<512>, has_wide_groups<1024>>},
     {"amx_int8", 0, 3, 8, kAnyRows, all<has_codes<1>, has_wide_groups<512>>},
     {"amx_int8", 0, 3, 4, kAnyRows, all<has_rows<512>, has_wide_groups<256>>},
-    // "Pairs of bfloat16 for few rows": at one row as fast or faster, at two 0.61 ms for 1.0.
+    // "Pairs of bfloat16 for few rows": at one row as fast or faster, at two 0.61 ms for 1.0. On AMX no integers.
     {"bf16_dot", 0, 1, 2},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
     {"int8_dot", 0, 1, 2},
