@@ -9,7 +9,7 @@ from jax import Array
 from jax.core import Tracer
 
 from jaxgemv import _around
-from jaxgemv._check import FLOATS, as_array, as_index, check_float, names_of
+from jaxgemv._check import FLOATS, as_array, as_dtype, as_index, check_float, names_of
 from jaxgemv._tensor import QuantizedTensor
 
 
@@ -42,7 +42,7 @@ def check_x(op: str, x, dtypes) -> Array:
 def check_out_dtype(op: str, out_dtype, allowed, default):
     if out_dtype is None:
         return jnp.dtype(default)
-    dtype = jnp.dtype(out_dtype)
+    dtype = as_dtype(op, "out_dtype", out_dtype)
     if dtype not in allowed:
         names = ", ".join(jnp.dtype(d).name for d in allowed)
         raise TypeError(f"{op}: out_dtype must be one of {names}; got {dtype}")

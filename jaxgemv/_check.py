@@ -16,7 +16,7 @@ FLOAT8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)  # of weights
 
 def as_array(op: str, name: str, a) -> Array:
     """What has a shape and a dtype as it is (numpy, tracers, ShapeDtypeStructs), the rest through jnp.asarray."""
-    if hasattr(a, "dtype") and hasattr(a, "shape"):
+    if hasattr(a, "dtype") and hasattr(a, "shape") and not hasattr(a, "packed"):  # that is a QuantizedTensor
         return a
     try:
         if a is not None:
@@ -24,6 +24,13 @@ def as_array(op: str, name: str, a) -> Array:
     except (TypeError, ValueError):
         pass
     raise TypeError(f"{op}: {name} must be an array; got {None if a is None else type(a).__name__}")
+
+
+def as_dtype(op: str, name: str, value) -> np.dtype:
+    try:
+        return jnp.dtype(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} must be a dtype or the name of one; got {value!r}") from None
 
 
 def names_of(dtypes) -> str:

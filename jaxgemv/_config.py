@@ -36,6 +36,8 @@ def show_config() -> None:
             print(f"{name}: not in use, since {reason}")
             continue
         print(f"{name}:")
+        if name == "cuda" and all(d.platform != "gpu" for d in jax.devices()):
+            print("  not in use, since JAX sees no GPU")
         for dtype in dict.fromkeys(kernel.x for kernel in backend.kernels):
             products, gradients = (kernels_text(backend, dtype, kind) for kind in (False, True))
             print(f"  x {dtype}: {products}; gradients: {gradients}")

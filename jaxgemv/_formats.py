@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxgemv import codebooks
-from jaxgemv._check import FLOATS, check_bits, check_group_size, names_of
+from jaxgemv._check import FLOATS, as_dtype, check_bits, check_group_size, names_of
 
 # What tells a group_size that was not given from None, one group a row.
 GroupSize = int | None | Literal["default"]
@@ -66,16 +66,17 @@ def resolve(op: str, format: str | None, bits: int | None, group_size: GroupSize
 
 def resolve_scale_dtype(op: str, format: str | None, scale_dtype: DTypeLike | None, weight_dtype) -> np.dtype:
     fixed = None if format is None else FORMATS[format].scale_dtype
+    given = None if scale_dtype is None else as_dtype(op, "scale_dtype", scale_dtype)
     if fixed is not None:
-        if scale_dtype is not None and jnp.dtype(scale_dtype) != fixed:
-            name, got = jnp.dtype(fixed).name, jnp.dtype(scale_dtype).name
-            raise TypeError(f"{op}: scale_dtype must be {name} for format={format!r}; got {got}")
+        if given is not None and given != fixed:
+            name = jnp.dtype(fixed).name
+            raise TypeError(f"{op}: scale_dtype must be {name} for format={format!r}; got {given}")
         return jnp.dtype(fixed)
-    if scale_dtype is None:
+    if given is None:
         return jnp.dtype(weight_dtype if weight_dtype in FLOATS else jnp.float32)
-    if jnp.dtype(scale_dtype) not in FLOATS:
-        raise TypeError(f"{op}: scale_dtype must be {names_of(FLOATS)}; got {jnp.dtype(scale_dtype)}")
-    return jnp.dtype(scale_dtype)
+    if given not in FLOATS:
+        raise TypeError(f"{op}: scale_dtype must be {names_of(FLOATS)}; got {given}")
+    return given
 
 
 def _known(op: str, format: str) -> Format:

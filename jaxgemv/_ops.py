@@ -74,8 +74,8 @@ def gemv(
     - x: float16, bfloat16 or float32, any rank >= 1; int8 for integer products.
     - w: a `QuantizedTensor`, or a dense float array (N, K).
     - index: integers, for w with a leading stack dimension (S, N, K): which entry each slice of x meets, a scalar
-      (a layer), one per row of x (an expert), or any leading part of x's shape. Out of range gives NaN. A Python
-      number inside `jax.jit` is free: no kernel reads it.
+      (a layer), one per row of x (an expert), or any leading part of x's shape. Out of range gives NaN, and so does a
+      negative one. A Python number inside `jax.jit` is free: no kernel reads it.
     - norm: float (K,); x becomes `x * rsqrt(mean(x^2) + eps) * norm` first (RMSNorm), in float32. With index also
       (S, K).
     - round_norm: whether that may be rounded to x's dtype before it meets w, as models do that norm x by themselves.

@@ -1,28 +1,34 @@
 """`QuantizedTensor`: a weight as codes and what turns them into numbers."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_index, check_bits, check_weight
+from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_weight
 from jaxgemv._format import pack, weights
 
 # Arrays of a tensor, in the order of its fields; and those of them that rows of the weight have for themselves.
 ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
 _BY_ROW = ("packed", "scale", "zero", "offset", "global_scale")
+_NO_ARRAY = (
+    "QuantizedTensor: x @ w is not there; write x @ w.T, or jaxgemv.gemv(x, w). Where an array is wanted, "
+    "w.dequantize() is one"
+)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=ARRAYS, meta_fields=("bits", "group_size", "k"))
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class QuantizedTensor:
     """A weight of shape (..., N, K) stored as b-bit codes; a pytree, so it scans, stacks and shards.
 
@@ -71,6 +77,21 @@ class QuantizedTensor:
             object.__setattr__(self, "bits", 8)
 
     __array_ufunc__ = None  # so that numpy's `x @ w.T` asks us
+
+    def __repr__(self) -> str:
+        """Its shape, and those of its arrays: their numbers would be pages."""
+        fields = (
+            {} if getattr(self.packed, "shape", None) is None or self.bits is None else {"shape": self.shape}
+        )
+        fields |= {name: getattr(self, name) for name in ("bits", "group_size", "k", *ARRAYS)}
+        given = {name: _brief(value) for name, value in fields.items() if value is not None}
+        return f"QuantizedTensor({', '.join(f'{name}={text}' for name, text in given.items())})"
+
+    def __array__(self, *_args, **_kwargs) -> NoReturn:
+        raise TypeError(_NO_ARRAY)
+
+    def __jax_array__(self) -> NoReturn:
+        raise TypeError(_NO_ARRAY)
 
     @classmethod
     def from_codes(
@@ -126,6 +147,8 @@ class QuantizedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """(..., N, K)"""
+        if self.bits is None:
+            check_bits("QuantizedTensor", self.bits)
         size = self.packed.shape[-1] * np.dtype(self.packed.dtype).itemsize
         return (*self.packed.shape[:-1], self.k or size * 8 // self.bits)
 
@@ -155,7 +178,7 @@ class QuantizedTensor:
         raise TypeError("QuantizedTensor: w @ x is not there; write x @ w.T, or jaxgemv.gemv(x, w)")
 
     def __rmatmul__(self, other):
-        raise TypeError("QuantizedTensor: x @ w is not there; write x @ w.T, or jaxgemv.gemv(x, w)")
+        raise TypeError(_NO_ARRAY)
 
     def __getitem__(self, i) -> "QuantizedTensor":
         """Entries of the leading dimension: of a stack, or rows of a matrix. By an integer array: `(*i.shape, ...)`.
@@ -192,6 +215,15 @@ class QuantizedTensor:
     def dequantize(self, dtype: DTypeLike | None = None) -> Array:
         """`jaxgemv.dequantize` of this weight."""
         return dequantize(self, dtype)
+
+
+# So that jax.export can save a program that takes one.
+jax.export.register_pytree_node_serialization(
+    QuantizedTensor,
+    serialized_name="jaxgemv.QuantizedTensor",
+    serialize_auxdata=lambda fields: json.dumps(fields).encode(),
+    deserialize_auxdata=lambda text: tuple(json.loads(text)),
+)
 
 
 class Transposed:
@@ -232,6 +264,13 @@ def _take(a, i):
     return jnp.asarray(a).at[i].get(mode="fill")
 
 
+def _brief(value) -> str:
+    """An array as JAX's types are written, uint32[64,32]; anything else as it is."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return repr(value)
+
+
 def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
     """The float weight (..., N, K) in x's order, computed in float32, rounded once to `dtype` (default: `w.dtype`).
 
@@ -244,6 +283,8 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
     Array([[-2, -1, 0, 1],
            [0.5, 0, -0.5, -1]], dtype=bfloat16)
     """
+    if not isinstance(w, QuantizedTensor):
+        raise TypeError(f"dequantize: w must be a QuantizedTensor; got {type(w).__name__}")
     if w.scale is None:
         raise TypeError("dequantize: w.scale must be an array; got None")
     k = w.shape[-1]
@@ -252,7 +293,7 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
     weight = weights(**arrays, bits=w.bits, group=group, k=k)
     if w.perm is not None:
         weight = _in_order(weight, jnp.asarray(w.perm))
-    return weight.astype(w.dtype if dtype is None else dtype)
+    return weight.astype(w.dtype if dtype is None else as_dtype("dequantize", "dtype", dtype))
 
 
 def _in_order(weight: Array, perm: Array) -> Array:

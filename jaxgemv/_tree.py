@@ -1,5 +1,7 @@
 """`quantize_tree`: the matrices of a model, leaf by leaf."""
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from math import lcm, prod
 from typing import Any, NamedTuple
@@ -55,7 +57,8 @@ def quantize_tree(
 
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
     NamedSharding stay sharded, along K as far as each part is whole words and groups. Raises what `quantize` raises,
-    with the path of the leaf.
+    with the path of the leaf, and TypeError for an argument that `quantize` does not have. Warns if there are matrices
+    and no name is one of the three: give a predicate, or a `report`, which says so too.
 
     >>> import jax.numpy as jnp, jaxgemv
     >>> params = {"up": {"kernel": jnp.ones((256, 64)), "bias": jnp.zeros(64)}}
@@ -65,6 +68,9 @@ def quantize_tree(
     >>> small["up"]["kernel"].shape
     (64, 256)
     """
+    known = list(inspect.signature(quantize).parameters)[1:]
+    if unknown := [name for name in quantize_arguments if name not in known]:
+        raise TypeError(f"{_OP}: arguments must be those of quantize, {', '.join(known)}; got {unknown[0]}")
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
@@ -74,6 +80,8 @@ def quantize_tree(
     def chosen(name: str, leaf) -> Choice:
         return choice(_OP, name, leaf, predicate, _by_name)
 
+    if predicate is None and report is None:
+        _warn_of_names(named)
     donated = (lambda leaf: True) if donate else None
     return structure.unflatten(converted(_OP, named, chosen, make, donated=donated, report=report))
 
@@ -135,6 +143,21 @@ def choice(
 def _by_name(name: str, leaf) -> Choice:
     last = name.rpartition("/")[2]
     return ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
+
+
+def _warn_of_names(named: list[tuple[str, Any]]) -> None:
+    """Where there are matrices, and none of them has one of our names."""
+    if any(_is_quantized(leaf) for _, leaf in named):
+        return
+    matrices = [
+        name for name, leaf in named if choice(_OP, name, leaf, None, lambda *_: ({}, ""))[0] is not None
+    ]
+    if matrices and not any(name.rpartition("/")[2] in _NAMES for name in matrices):
+        warnings.warn(
+            f"{_OP}: nothing is quantised, since no path ends in {', '.join(_NAMES)}; got {matrices[0]!r}. "
+            "predicate=lambda path, array: True takes all matrices",
+            stacklevel=3,
+        )
 
 
 def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:

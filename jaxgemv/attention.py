@@ -1,36 +1,42 @@
 """Attention of one token, which is what lies between the products of a decoder."""
 
 import functools
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
+from jaxgemv._check import FLOATS, names_of
 from jaxgemv._ffi import ATTEND, backends
 
-_DTYPES = jnp.float16, jnp.bfloat16, jnp.float32
+_OP = "attention.one_token"
 
 
-def one_token(q, k, v, position, *, window=0, scale=None):
+def one_token(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    position: ArrayLike,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+) -> Array:
     """Attention of the one token at `position` to the keys and values in a cache.
 
     A kernel on a CPU, which reads the positions that are seen, and each once; plain JAX elsewhere, where XLA or a
     kernel of your own does as well. To be vmapped over sequences; differentiable, in plain JAX.
 
-    Args:
-      q: (heads, D), float16, bfloat16 or float32.
-      k: (kv_heads, S, D), in q's dtype; heads is a multiple of kv_heads, and neighbours share keys.
-      v: (kv_heads, S, D).
-      position: int32 (): the token sees positions 0 ... position of the cache, its own among them.
-      window: int, that sees the last so many alone; 0 for all.
-      scale: float, of scores; 1 / sqrt(D) if None.
+    - q: (heads, D), float16, bfloat16 or float32.
+    - k, v: (kv_heads, S, D), in q's dtype; heads is a multiple of kv_heads, and neighbours share keys.
+    - position: int32 (): the token sees positions 0 ... position of the cache, its own among them.
+    - window: sees the last so many alone; 0 for all. Known while tracing, as scale is.
+    - scale: of scores; 1 / sqrt(D) if None.
 
-    Returns:
-      (heads, D) in q's dtype; scores, weights and sums are float32. NaN where no position is seen.
-
-    Raises:
-      TypeError: for other dtypes.
-      ValueError: for other shapes, or a negative window.
+    Gives (heads, D) in q's dtype; scores, weights and sums are float32. NaN where no position is seen. Raises TypeError
+    for dtypes, ValueError for shapes and a negative window.
 
     >>> import jax.numpy as jnp
     >>> from jaxgemv import attention
@@ -40,9 +46,9 @@ def one_token(q, k, v, position, *, window=0, scale=None):
     """
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     position = jnp.asarray(position)
-    _check(q, k, v, position, window)
-    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    return _one_token(q, k, v, position.astype(jnp.int32), int(window), scale)
+    _check(q, k, v, position)
+    scale = _checked_scale(q.shape[-1] ** -0.5 if scale is None else scale)
+    return _one_token(q, k, v, position.astype(jnp.int32), _checked_window(window), scale)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
@@ -76,25 +82,34 @@ def _plain(q, k, v, position, window, scale):
     return jnp.einsum("kqs,ksd->kqd", weights, v).reshape(q.shape)
 
 
-def _check(q, k, v, position, window):
-    op = "attention.one_token"
-    if q.dtype not in _DTYPES or not q.dtype == k.dtype == v.dtype:
+def _check(q: Array, k: Array, v: Array, position: Array) -> None:
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         given = f"{q.dtype}, {k.dtype} and {v.dtype}"
-        raise TypeError(f"{op}: q, k and v must be of one dtype, float16, bfloat16 or float32; got {given}")
+        raise TypeError(f"{_OP}: q, k and v must be of one dtype, {names_of(FLOATS)}; got {given}")
     if not jnp.issubdtype(position.dtype, jnp.integer):
-        raise TypeError(f"{op}: position must be an integer; got {position.dtype}")
+        raise TypeError(f"{_OP}: position must be an integer; got {position.dtype}")
     if position.ndim > 0:
-        raise ValueError(f"{op}: position must have shape (); got {position.shape}")
-    if (
-        q.ndim != 2
-        or k.ndim != 3
-        or k.shape != v.shape
-        or k.shape[-1] != q.shape[-1]
-        or 0 in q.shape + k.shape
-    ):
+        raise ValueError(f"{_OP}: position must have shape (); got {position.shape}")
+    shapes = q.ndim == 2 and k.ndim == 3 and k.shape == v.shape and k.shape[-1] == q.shape[-1]
+    if not shapes or 0 in q.shape + k.shape:
         given = f"{q.shape}, {k.shape} and {v.shape}"
-        raise ValueError(f"{op}: q must have shape (heads, D), k and v (kv_heads, S, D), none 0; got {given}")
+        raise ValueError(
+            f"{_OP}: q must have shape (heads, D), k and v (kv_heads, S, D), none 0; got {given}"
+        )
     if q.shape[0] % k.shape[0]:
-        raise ValueError(f"{op}: heads must be a multiple of kv_heads, {k.shape[0]}; got {q.shape[0]}")
+        raise ValueError(f"{_OP}: heads must be a multiple of kv_heads, {k.shape[0]}; got {q.shape[0]}")
+
+
+def _checked_window(window) -> int:
+    if not isinstance(window, Integral):
+        raise TypeError(f"{_OP}: window must be an int; got {type(window).__name__}")
     if window < 0:
-        raise ValueError(f"{op}: window must not be negative; got {window}")
+        raise ValueError(f"{_OP}: window must not be negative; got {window}")
+    return int(window)
+
+
+def _checked_scale(scale) -> float:
+    try:
+        return float(scale)
+    except TypeError:  # a tracer too
+        raise TypeError(f"{_OP}: scale must be a float; got {type(scale).__name__}") from None

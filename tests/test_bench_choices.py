@@ -99,6 +99,8 @@ def test_summary():
         ("cuda", "nvidia-h200-2026-11-27-choices-widths-many-rows.json", 1.015, 1.25),
         ("cpu", "intel-xeon-2-cores-2026-11-26-choices.json", 1.02, 1.8),
         ("cpu", "amd-epyc-2-cores-2026-11-29-choices.json", 1.01, 1.35),
+        ("cpu", "intel-xeon-2-cores-2026-11-30-choices-amx.json", 1.03, 1.5),
+        ("cuda", "nvidia-h200-2026-11-30-choices-many-rows.json", 1.02, 1.2),
     ],
 )
 def test_rules_choose_what_was_fast(backend, file, mean, worst, chooser):

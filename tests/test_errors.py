@@ -119,6 +119,7 @@ OPTIONS = (
     (TypeError, "bias must be float16, bfloat16 or float32; got int32", {"bias": np.zeros(6, np.int32)}),
     (ValueError, "bias must have shape (6,); got (5,)", {"bias": np.zeros(5, np.float32)}),
     (TypeError, "out_dtype must be one of float16, bfloat16, float32; got int32", {"out_dtype": "int32"}),
+    (TypeError, "out_dtype must be a dtype or the name of one; got 'bf16'", {"out_dtype": "bf16"}),
     (ValueError, "implementation must be None, 'cuda', 'cpu' or 'xla'; got 'gpu'", {"implementation": "gpu"}),
 )
 

@@ -60,6 +60,12 @@ QUANTIZE = (
     (ValueError, "bits must be an integer from 1 to 8; got True", a(6, 64), {"bits": True}),
     (TypeError, "weight must be a float array; got int32", a(6, 64, dtype=i32), {}),
     (TypeError, "scale_dtype must be float16, bfloat16 or float32; got int8", a(6, 64), {"scale_dtype": i8}),
+    (
+        TypeError,
+        "scale_dtype must be a dtype or the name of one; got 'bf16'",
+        a(6, 64),
+        {"scale_dtype": "bf16"},
+    ),
     (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (64,)", a(64), {}),
     (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (0, 64)", a(0, 64), {}),
     (ValueError, "in_axis must be an axis of weight, (6, 64); got 2", a(6, 64), {"in_axis": 2}),

@@ -75,6 +75,16 @@ def test_gradient(f, backend, problem):
     np.testing.assert_array_equal(exported.call(*args), np.broadcast_to(p.weight().sum(0), p.x.shape))
 
 
+@pytest.mark.parametrize("k", [256, 250])
+def test_tensor(k, backend, rng):
+    """As it is, with what its arrays do not tell."""
+    p = make(rng, 3, "float32", Case(2, 48, k, 64, "zero"), exact=True)
+    exported = export(jaxgemv.gemv, p.x, p.tensor, platforms=platforms_of(backend))
+    np.testing.assert_array_equal(exported.call(p.x, p.tensor), p.answer())
+    tensor = export(lambda w: jax.tree.map(lambda a: a, w), p.tensor).call(p.tensor)
+    assert (tensor.bits, tensor.group_size, tensor.k) == (p.tensor.bits, p.tensor.group_size, p.tensor.k)
+
+
 @pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda"), ("cpu", "tpu", "cuda")])
 def test_platforms(platforms, problem):
     """Each platform gets its own way: a kernel where there is one."""

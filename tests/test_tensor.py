@@ -10,7 +10,7 @@ import pytest
 from problems import Case, Problem, make, unpack_bits
 from tolerance import assert_equal
 
-from jaxgemv import QuantizedTensor, dequantize, gemv, pack
+from jaxgemv import QuantizedTensor, dequantize, gemv, pack, quantize
 
 CASE = Case(3, 6, 48, 16, "zero")
 E4M3, E8M0 = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
@@ -241,6 +241,39 @@ def test_matmul_the_other_way(p, as_array):
     for f in (lambda: x @ w, lambda: w @ x, lambda: w.T @ x, lambda: w @ w, lambda: w.T @ w.T):
         with pytest.raises(TypeError, match=r"QuantizedTensor: .* x @ w\.T"):
             f()
+
+
+@pytest.mark.parametrize(
+    ("f", "text"),
+    [
+        (lambda w: gemv(w, w), "gemv: x must be an array; got QuantizedTensor"),
+        (quantize, "quantize: weight must be an array; got QuantizedTensor"),
+        (np.asarray, r"QuantizedTensor: .* w\.dequantize\(\) is one"),
+        (jnp.asarray, r"QuantizedTensor: .* w\.dequantize\(\) is one"),
+        (lambda w: jnp.dot(jnp.ones(48), w), r"QuantizedTensor: .* x @ w\.T"),
+        (lambda w: dequantize(np.ones((6, 48))), "dequantize: w must be a QuantizedTensor; got ndarray"),
+        (lambda w: dequantize(w, "bf16"), "dequantize: dtype must be a dtype or the name of one; got 'bf16'"),
+    ],
+)
+def test_no_array(p, f, text):
+    with pytest.raises(TypeError, match=text):
+        f(p.tensor)
+
+
+def test_repr(rng):
+    """Shapes and no numbers; of whatever its leaves are."""
+    w = quantize(rng.standard_normal((5, 70)).astype(np.float32), bits=3, group_size=32)
+    text = (
+        "QuantizedTensor(shape=(5, 70), bits=3, group_size=32, k=70, packed=uint32[5,7], scale=float32[5,3], "
+    )
+    assert repr(w) == f"{text}zero=float32[5,3])"
+    assert repr(jax.eval_shape(lambda: w)) == repr(w)
+    assert repr(jax.tree.map(lambda _: None, w)) == "QuantizedTensor(bits=3, group_size=32, k=70)"
+
+
+def test_no_bits(p):
+    with pytest.raises(ValueError, match="QuantizedTensor: bits must be an integer from 1 to 8; got None"):
+        print(QuantizedTensor(packed=p.packed, scale=p.scale).shape)
 
 
 # one-byte scales, global scales, permutations

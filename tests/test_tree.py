@@ -53,6 +53,19 @@ def test_default_leaves(params):
     np.testing.assert_array_equal(dequantize(new["stack"]["w"]), dequantize(expected))
 
 
+def test_no_name_is_ours(params):
+    """A warning, unless something else says so."""
+    tree = {"W1": params["stack"]["w"], "b": jnp.zeros(3)}
+    with pytest.warns(UserWarning, match="nothing is quantised, since no path ends in .*; got 'W1'"):
+        assert quantize_tree(tree, in_axis=-2) == tree
+    assert quantize_tree(tree, in_axis=-2, report=lambda record: None) == tree
+    assert quantize_tree(tree, in_axis=-2, predicate=lambda path, array: False) == tree
+    assert quantize_tree({"b": tree["b"]}, in_axis=-2) == {"b": tree["b"]}
+    new = quantize_tree(tree, in_axis=-2, predicate=lambda path, array: True)
+    assert new["W1"].shape == (3, 32, 128)
+    assert quantize_tree(new, in_axis=-2) == new
+
+
 def test_predicate(params):
     """Gives a bool, or arguments for a leaf; and quantised leaves stay."""
 
@@ -134,6 +147,8 @@ def test_errors(params):
         TypeError, match="predicate must give a bool or a dict for embed/embedding; got 'yes'"
     ):
         quantize_tree(params, in_axis=0, predicate=lambda path, array: "yes")
+    with pytest.raises(TypeError, match=r"arguments must be those of quantize, bits, .*; got groupsize"):
+        quantize_tree({}, in_axis=0, groupsize=64)
     with pytest.raises(TypeError, match="in_axis"):
         quantize_tree(params)  # pyright: ignore[reportCallIssue]
 

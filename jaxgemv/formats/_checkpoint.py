@@ -17,6 +17,9 @@ class Entry(NamedTuple):
     nbytes: int
     load: Callable[[], QuantizedTensor | np.ndarray]
 
+    def __repr__(self) -> str:  # without `load`, which has arrays
+        return f"Entry(shape={self.shape}, format={self.format!r}, nbytes={self.nbytes})"
+
 
 class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
     """The tensors of a checkpoint; opened by `jaxgemv.formats.open`.

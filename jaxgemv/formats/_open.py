@@ -5,11 +5,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
-from jaxgemv._check import FLOATS, names_of
+from jaxgemv._check import FLOATS, as_dtype, names_of
 from jaxgemv.formats import _families, _safetensors, gguf, gguf_parts, onnx_matmulnbits
 from jaxgemv.formats._checkpoint import Checkpoint, Options
 
@@ -50,15 +48,16 @@ def open(
     >>> jaxgemv.gemv(checkpoint["norm.weight"], checkpoint["up.weight"]).shape
     (64,)
     """
-    if scale_dtype is not None and jnp.dtype(scale_dtype) not in FLOATS:
-        raise TypeError(f"{_OP}: scale_dtype must be {names_of(FLOATS)}; got {jnp.dtype(scale_dtype)}")
+    dtype = None if scale_dtype is None else as_dtype(_OP, "scale_dtype", scale_dtype)
+    if dtype is not None and dtype not in FLOATS:
+        raise TypeError(f"{_OP}: scale_dtype must be {names_of(FLOATS)}; got {dtype}")
     if requantize is not None and not isinstance(requantize, Mapping | bool):
         raise TypeError(
             f"{_OP}: requantize must be a dict of quantize's arguments; got {type(requantize).__name__}"
         )
     if isinstance(requantize, bool):
         requantize = {} if requantize else None
-    options = Options(None if scale_dtype is None else np.dtype(scale_dtype), requantize)
+    options = Options(dtype, requantize)
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{_OP}: path must be a checkpoint; there is no {path}")
