@@ -124,6 +124,15 @@ def test_chosen_for_tables(isa, rng):
         assert last_kernel("cpu") == expected, m
 
 
+@pytest.mark.parametrize(("bits", "format"), [(4, "codebook"), (8, "codebook"), (8, "float8_e4m3fn")])
+@pytest.mark.parametrize("scale", [None, "float8_e8m0fnu"])
+def test_last_group_is_shorter(isa, bits, format, scale, rng):
+    """Groups of 32, which kernels know, and rows that end inside one."""
+    cases = [Case(m, 40, k, 32, scale=scale) for m in (1, 2, 5) for k in (40, 48, 72, 80, 112, 1000, 1072)]
+    for x in ("float32", "bfloat16"):
+        check(isa, {(x, case.m, case.k): make(rng, bits, x, case, format=format) for case in cases})
+
+
 # What none of these takes: width, x, case.
 REFUSED = {
     "int8_dot": [

@@ -191,7 +191,7 @@ struct Runs {
 //   Sum; load_block(from, words); add(codes, block, x, sums): all rows of x;
 //   kMaxRun: blocks that are summed by themselves;
 //   add_scaled(total, sum, scale, lanes), lanes being the block's of `of_lanes`.
-// scales: of row 0, those of the next are scales_size further on. kFixed: blocks of a run, if not 0.
+// scales: of row 0, those of the next are scales_size further on. kFixed: blocks of all runs, if not 0.
 // kByLane: lanes of a block have scales of their own.
 template <typename Main, bool kByLane, int kFixed, int kXRows, int kCount, typename Total>
 inline void add_runs(const typename Main::C& codes, const Runs& runs, const float* x,

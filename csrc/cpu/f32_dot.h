@@ -103,9 +103,10 @@ struct F32Dot {
   template <int kXRows>
   static void run_x_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                          const float* x, Index begin, Index end, float* scratch) {
-    const auto run = p.group < kCodes         ? run_rows<kXRows, true, 1>
-                     : p.group == kFixedGroup ? run_rows<kXRows, false, kFixedGroup / kCodes>
-                                              : run_rows<kXRows, false, 0>;
+    const bool is_fixed = p.group == kFixedGroup && p.K % kFixedGroup == 0;
+    const auto run = p.group < kCodes ? run_rows<kXRows, true, 1>
+                     : is_fixed       ? run_rows<kXRows, false, kFixedGroup / kCodes>
+                                      : run_rows<kXRows, false, 0>;
     run(p, o, slice, stack, x, begin, end, scratch);
   }
   static void run(const Problem& p, const Operands& o, Index slice, Index stack, const float* x,
