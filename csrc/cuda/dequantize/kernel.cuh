@@ -7,6 +7,7 @@
 // all whose codes it has; and a CTA has several tiles, of which the next is asked for while one is made.
 #pragma once
 
+#include "../common/grid.cuh"
 #include "pieces.cuh"
 
 namespace jaxgemv::cuda::dequantize {

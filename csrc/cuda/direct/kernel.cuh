@@ -16,6 +16,7 @@
 #pragma once
 
 #include "../common/epilogue.cuh"
+#include "../common/grid.cuh"
 #include "pairs.cuh"
 #include "weights.cuh"
 #include "x.cuh"

@@ -7,6 +7,7 @@
 
 #include "../common/codes.cuh"
 #include "../common/epilogue.cuh"
+#include "../common/grid.cuh"
 #include "../common/weight_source.cuh"
 #include "block.cuh"
 #include "x.cuh"

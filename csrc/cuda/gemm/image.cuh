@@ -6,6 +6,7 @@
 // granule p is x at those of t = 0 .. 3; of TF32 granules 2 p and 2 p + 1.
 #pragma once
 
+#include "../common/grid.cuh"
 #include "products.cuh"
 
 namespace jaxgemv::cuda::gemm {

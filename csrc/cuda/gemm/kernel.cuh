@@ -7,6 +7,7 @@
 // stages that all groups share.
 #pragma once
 
+#include "../common/grid.cuh"
 #include "../mma_any/fours.cuh"
 #include "image.cuh"
 

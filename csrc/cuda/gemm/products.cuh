@@ -2,7 +2,7 @@
 // warpgroup, 64 rows, rounded in registers, times that block of x.
 #pragma once
 
-#include "../common/hopper.cuh"
+#include "../common/wgmma.cuh"
 #include "numbers.cuh"
 
 namespace jaxgemv::cuda::gemm {

@@ -7,6 +7,7 @@
 // two groups of four multiply, with both operands in shared memory.
 #pragma once
 
+#include "../common/wgmma.cuh"
 #include "copies.cuh"
 #include "decode.cuh"
 #include "finish.cuh"

@@ -1,6 +1,7 @@
 // What the gemm_tma kernel keeps in shared memory, and its barriers.
 #pragma once
 
+#include "../common/grid.cuh"
 #include "../common/hopper.cuh"
 #include "../gemm/numbers.cuh"
 #include "../mma_any/params.cuh"

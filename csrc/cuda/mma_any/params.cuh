@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/epilogue.cuh"
+#include "../common/grid.cuh"
 #include "scales.cuh"
 
 namespace jaxgemv::cuda::mma_any {

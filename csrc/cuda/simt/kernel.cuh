@@ -6,6 +6,7 @@
 #include "../common/affine.cuh"
 #include "../common/epilogue.cuh"
 #include "../common/formats.cuh"
+#include "../common/grid.cuh"
 #include "../common/norm.cuh"
 
 namespace jaxgemv::cuda::simt {

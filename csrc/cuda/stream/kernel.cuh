@@ -15,6 +15,7 @@
 
 #include <cmath>
 
+#include "../common/grid.cuh"
 #include "span.cuh"
 
 namespace jaxgemv::cuda {

@@ -2,6 +2,8 @@
 // copies into a warp's ring, the terms that are made of scales.
 #pragma once
 
+#include <bit>
+
 #include "../common/affine.cuh"
 #include "../common/epilogue.cuh"
 #include "../common/ptx.cuh"

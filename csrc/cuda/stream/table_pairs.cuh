@@ -2,7 +2,7 @@
 // table16.cuh has them, a code takes two permutes.)
 #pragma once
 
-#include "../common/codes.cuh"
+#include "../common/code_bytes.cuh"
 #include "../common/powers.cuh"
 #include "../common/ptx.cuh"
 #include "../common/table16.cuh"

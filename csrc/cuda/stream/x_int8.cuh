@@ -16,6 +16,7 @@
 // With a norm it is x * norm that becomes fixed point.
 #pragma once
 
+#include "../common/code_bytes.cuh"
 #include "../common/norm.cuh"
 #include "rows.cuh"
 #include "table_pairs.cuh"

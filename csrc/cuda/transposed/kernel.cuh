@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "../common/codes.cuh"
+#include "../common/grid.cuh"
 #include "sum.cuh"
 
 namespace jaxgemv::cuda::transposed {

@@ -4,6 +4,7 @@
 
 #include "../common/affine.cuh"
 #include "../common/formats.cuh"
+#include "../common/grid.cuh"
 #include "sum.cuh"
 
 namespace jaxgemv::cuda::transposed {

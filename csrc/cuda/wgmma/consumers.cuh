@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/codes.cuh"
+#include "../common/wgmma.cuh"
 #include "producers.cuh"
 
 namespace jaxgemv::cuda::wgmma {

@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "../common/epilogue.cuh"
+#include "../common/grid.cuh"
 #include "consumers.cuh"
 
 namespace jaxgemv::cuda::wgmma {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "../common/hopper.cuh"
+#include "../common/wgmma.cuh"
 #include "scaled.cuh"
 
 namespace jaxgemv::cuda::wgmma_any {

@@ -1,6 +1,7 @@
 // What a warp of the wgmma_tma kernel does with a box: codes to operand A, products, sums.
 #pragma once
 
+#include "../common/wgmma.cuh"
 #include "image.cuh"
 #include "scales.cuh"
 

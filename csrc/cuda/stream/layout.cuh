@@ -1,0 +1,124 @@
+// How the streaming kernel lays out a call: what its parameters say of the operands, and how work and shared memory
+// are cut.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "../common/launch.cuh"
+#include "variants.cuh"
+
+namespace jaxgemv::cuda::stream {
+
+// What of a variant its layout depends on.
+struct VariantSizes {
+  Scales scales;
+  int rows, rows_a_column;  // of x, that share a read, and a column of partial sums
+  bool has_halves;          // in two columns
+  int span_bytes, span_codes, span_blocks;
+  int max_warps;
+  // Of shared memory: of a warp's ring, of a row of x in a warp, and of a CTA's table.
+  int ring_bytes, x_row_bytes, table_bytes;
+};
+
+struct Layout {
+  int ctas, warps, bytes;  // along x of the grid; of a CTA, likewise
+};
+
+constexpr int log_of(unsigned power) { return std::bit_width(power) - 1; }
+
+// All but the layout.
+inline Params params_of(const Problem& problem, const Operands& operands, const Found& found,
+                        int bits, const VariantSizes& variant) {
+  Params p{};
+  p.packed = operands.packed, p.index = operands.index;
+  p.x = operands.x, p.x_dtype = problem.x;
+  p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
+  p.K = static_cast<int>(problem.K), p.row_bytes = p.K / 8 * bits;
+  p.group_log = found.group_log;
+  const int size = size_of(operands.scale.dtype);
+  p.scale_row = size * static_cast<int>(operands.scale.n_stride);
+  p.scale_log = size / 2;
+  const int words_log = go_into_operand(variant.scales)
+                            ? log_of(operand_scale_bytes(variant.scales) / 4)
+                            : log_of(variant.span_blocks) - found.group_log + p.scale_log - 2;
+  p.spans_log = std::max(-words_log, 0);
+  p.odd_rows = found.odd_rows, p.words_log = std::max(words_log, 0) + p.odd_rows;
+  p.affine = problem.affine, p.stack = static_cast<uint32_t>(problem.stack);
+  p.scale = operands.scale, p.shift = operands.shift;
+  p.codebook = operands.codebook;
+  p.packed_stack_stride = operands.packed_stack_stride;
+  p.output = output_of(problem, operands);
+  p.eps = problem.eps;
+  if (const Param& norm = operands.norm; norm.data != nullptr) {
+    const int bytes = size_of(norm.dtype);
+    p.norm = static_cast<const char*>(norm.data), p.norm_dtype = norm.dtype;
+    p.norm_stack_bytes = norm.stack_stride * bytes;
+    p.norm_bytes = variant.span_codes * bytes, p.norm_row_bytes = p.K * bytes;
+  }
+  return p;
+}
+
+// As many warps as share K evenly, and CTAs with the same number of rows each. What the warps leave of the shared
+// memory is for partial sums, 8 bytes for a row of the weights and a column.
+inline Layout lay_out(const Problem& problem, const Device& device, const Found& found,
+                      const VariantSizes& variant, Params& p) {
+  constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
+  // Tiles of a gated activation have half as many rows, pairs of them.
+  const bool gated = is_gated(problem.activation);
+  const int N = gated ? p.N / 2 : p.N, tile = kTileN / (gated ? 2 : 1);
+  p.tile_step = tile, p.tile_apart = gated ? N : kTileN / 2;
+  const int more = p.tile_apart - kTileN / 2;
+  p.apart_bytes = more * Index{p.row_bytes};
+  p.scale_apart = more * p.scale_row;
+
+  // One row of float32 has two parts.
+  const int own = std::min(p.M, variant.rows);
+  const int rows = problem.x == Dtype::kF32 ? 2 : own;
+  const int columns = variant.has_halves ? 2 : ceil_div(rows, variant.rows_a_column);
+  p.of_columns = (1 << kOfColumnsLog) / ceil_div(own, variant.rows_a_column) + 1;
+  const int column_bytes = columns * 8, x_bytes = rows * variant.x_row_bytes + p.norm_bytes;
+  const auto partial_bytes = [&](int tiles) {
+    return (tiles * kTileN + 4) * column_bytes;  // and the sums of x
+  };
+  const int least_bytes = variant.ring_bytes + x_bytes + partial_bytes(1);
+  const int of_cta = kReserved + variant.table_bytes;
+  const int most_warps = std::min(variant.max_warps, (device.shared_bytes - of_cta) / least_bytes);
+  const int spans = ceil_div(p.row_bytes, variant.span_bytes);
+  p.slices = ceil_div(spans, most_warps);
+  const int warps = ceil_div(spans, p.slices);
+
+  // A CTA prepares x anew, so where 8 warps an SM are reached, more CTAs must have 96 rows each
+  // (H200, int2, M = 1, the shapes of docs/cuda-notes.md: 72 rows are slower, 108 faster).
+  const int ctas_an_sm =
+      std::min({std::max({p.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps,
+                device.shared_bytes / (of_cta + warps * least_bytes)});
+  p.m_tiles = ceil_div(p.M, variant.rows);
+  const int most_ctas = std::max(device.sms * ctas_an_sm / p.m_tiles, 1);
+  // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
+  // compute the last of the CTA before again.
+  const int all = ceil_div(N, tile);
+  p.unit = found.odd_rows ? 2 : 1;
+  const bool has_one_each = p.unit == 1 && all <= most_ctas && N / all == tile - 1 && N % all > 0;
+  const int ctas = has_one_each ? all : std::min(N / tile, most_ctas);
+  const int units = N / p.unit;
+  p.rows_a_cta = units / ctas * p.unit, p.more = units % ctas;
+  p.tiles = ceil_div(p.rows_a_cta + (p.more > 0 ? p.unit : 0), tile);
+
+  // x of a single slice is read before the first sum is there, so these may lie in its place. Copies
+  // want whole lines.
+  constexpr int kLine = 128;
+  const bool in_place = p.slices == 1;
+  const int beside = variant.ring_bytes + (in_place ? 0 : x_bytes);  // partial sums, of a warp
+  int room = (device.shared_bytes / ctas_an_sm - of_cta) / warps - beside;
+  if (in_place) room = room / kLine * kLine;
+  const int most_tiles = (room / column_bytes - 4) / kTileN;  // one at the least
+  p.block_tiles = ceil_div(p.tiles, ceil_div(p.tiles, most_tiles));
+  p.partial_bytes = partial_bytes(p.block_tiles);
+  if (in_place) p.partial_bytes = ceil_div(std::max(x_bytes, p.partial_bytes), kLine) * kLine;
+  p.x_bytes = in_place ? p.partial_bytes : x_bytes;
+  p.partials = in_place ? 0 : warps * x_bytes;
+  return {ctas * p.m_tiles, warps, variant.table_bytes + warps * (beside + p.partial_bytes)};
+}
+
+}  // namespace jaxgemv::cuda::stream

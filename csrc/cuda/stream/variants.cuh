@@ -1,0 +1,142 @@
+// Which variants of the streaming kernel there are, and what of a call they take.
+#pragma once
+
+#include <algorithm>
+
+#include "span.cuh"
+
+namespace jaxgemv::cuda::stream {
+
+// How a call's scales lie. lane_units: a lane's share of a block, of which a group is 2^group_log.
+struct Found {
+  bool found = false;
+  Scales scales = Scales::kByRow;
+  int lane_units = 0, group_log = 0;
+  bool odd_rows = false;  // begin in the middle of a word of scales
+};
+
+// Of a format, a width and a type of x.
+template <Format kFormat, int kBits, typename X>
+struct Variants {
+  static constexpr bool kHasShift = kFormat == Format::kAffine;
+  static constexpr bool kIsTable = kFormat == Format::kCodebook;
+  static constexpr bool kInParts = std::is_same_v<X, float>;
+  // With no kernels of their own for one scale a row, and for an epilogue without a norm.
+  static constexpr bool kIsRare = is_rare(kBits);
+  // That share a read of the weights.
+  static constexpr int kMaxRows = kInParts ? 1 : kIsRare ? 2 : kBits == 2 ? 8 : 16;
+  // Of what is very rare there are the plain kernels alone: all together are much of a wheel's bytes.
+  static constexpr bool kHasParts = kFormat != Format::kE5M2 && kBits > 1;
+
+  // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
+  // Only kernels for 8 rows can do that. Where a block has two groups, 8 of 16 rows have.
+  static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
+  static constexpr bool kHasBytes = kHasShift || kIsTable;  // XInt8, for one and two rows
+
+  // A lane's shares of a block that there are kernels for; it has 16 bytes of x or more. Of tables four words are
+  // left out: their groups are mostly of 64 or less.
+  static constexpr bool has_units(int lane_units) {
+    if (kIsTable) return lane_units < 4;
+    if (kBits == 1) return lane_units == 4;
+    return kBits == 8 ? lane_units > 1 : !kIsRare || lane_units != 2;
+  }
+
+  // Of one row of x, those that there are kernels for where each half of a block is a group, so that half as many
+  // groups end. (Of one unit tables have them for more rows too.)
+  static constexpr bool has_halves(int lane_units) {
+    if (kInParts || kBits == 1 || kBits == 8) return false;
+    if (kIsRare) return lane_units == 4;
+    return kBits == 2 ? lane_units < 4 : lane_units > 1;
+  }
+  template <Scales kScales, int kUnits>
+  static constexpr bool kIsOneRow = kScales == Scales::kByHalf && (kHasShift || kUnits > 1);
+
+  // Blocks of one word a lane are too many for more rows.
+  static constexpr int max_rows(int lane_units) {
+    return lane_units == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
+  }
+
+  // Whether there are kernels with parts: tables with scales that are rare have none.
+  static constexpr bool has_parts(Scales scales, int lane_units) {
+    const bool has_rare =
+        scales == Scales::kByRow || (scales == Scales::kByHalf && lane_units == 1);
+    return kHasParts && !(kIsTable && has_rare);
+  }
+  // Rows of x that an epilogue without a norm is there for. Of integers with more than two it is XLA's, as choose.h
+  // says, but for a scale of one byte, which is part of these kernels.
+  static constexpr int epilogue_rows(Scales scales) {
+    if (kHasShift) return scales == Scales::kByRow ? kMaxRows : std::min(2, kMaxRows);
+    return kIsTable && !go_into_operand(scales) ? 2 : 8;
+  }
+
+  // Rows of x that share a read with a norm, where there are more than two: as registers allow.
+  template <Scales kScales, int kUnits>
+  static constexpr int kNormedRows =
+      (kBits == 4 && !go_into_operand(kScales) ? 8 : 4) / (kUnits > 1 ? 1 : 2);
+
+  // Whether there is a kernel for odd rows of scales: of common widths for two groups of a span or more.
+  static constexpr bool may_be_odd(int lane_units, int group_log) {
+    constexpr int kUnits = has_units(4) ? 4 : 2;
+    using Shape = SpanShape<kFormat, kBits, 2, Scales::kByBlock, kUnits, Parts::kNone>;
+    static_assert(Shape::kMayBeginInWord);
+    const int blocks = SpanRows<kBits, Shape::kSpanBytes, kUnits>::kBlocks;
+    return lane_units == kUnits && (kIsRare || blocks >> group_log >= 2);
+  }
+
+  static Found find_scales(const Problem& problem, const Operands& operands) {
+    const Param &scale = operands.scale, &shift = operands.shift;
+    const bool has_one = scale.g_stride == 0 && shift.g_stride == 0;
+    if (has_one && !kIsRare) return {true};
+    const int size = size_of(scale.dtype);
+    const auto suits = [&](const Param& p) {
+      return size_of(p.dtype) == size && (has_one ? p.n_stride == 1 : p.g_stride == 1) &&
+             p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
+    };
+    // Rows of 16-bit scales may be no whole words, if tiles, of a gated activation in both halves, can begin
+    // with even ones.
+    const bool odd = scale.n_stride * size % 4 != 0;
+    if (odd && (size != 2 || problem.N % (is_gated(problem.activation) ? 4 : 2) != 0)) return {};
+    if ((kHasShift && size == 1) || !suits(scale) || !suits(shift) ||
+        scale.n_stride != shift.n_stride || problem.N * scale.n_stride * size >= Index{1} << 31)
+      return {};
+    const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
+    const bool halves = problem.M == 1 && !has_one && !odd && !whole;
+    for (const int lane_units : {4, 2, 1}) {
+      const Index block = lane_units * 32 * Unit<kBits, 1>::kBytes / kBits;
+      if (has_halves(lane_units) && halves && block == 2 * problem.group)
+        return {true, Scales::kByHalf, lane_units, -1};
+      if (!has_units(lane_units)) continue;
+      for (int log = 0; has_one || block << log <= problem.group; ++log)
+        if (has_one ? block << log >= problem.K : block << log == problem.group) {
+          if (odd && !may_be_odd(lane_units, log)) return {};
+          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_units, log, odd};
+        }
+    }
+    if (kIsTable && problem.group == 64 / kBits && size < 4 && !odd)
+      return {true, scale.dtype == Dtype::kE4M3 ? Scales::kE4M3 : Scales::kByHalf, 1, -1};
+    return {};
+  }
+
+  static bool has_epilogue(const Problem& problem, const Operands& operands, Scales scales) {
+    const bool is_factor = go_into_operand(scales) && ScaledCodes::is_factor(operands.global_scale);
+    // What has one or two rows as bytes, in kernels of its own.
+    const bool is_few =
+        kInParts || kIsRare || (kHasBytes && !go_into_operand(scales) && problem.M <= 2);
+    return problem.activation != Activation::kNone ||
+           (operands.residual.data != nullptr && is_few) ||
+           (operands.global_scale.data != nullptr && !is_factor) ||
+           (kHasShift && !is_wide(operands.scale.dtype));
+  }
+
+  static Index most_rows(const Problem& problem, const Operands& operands, const Found& found) {
+    if (!found.found) return 0;
+    const bool normed = operands.norm.data != nullptr;
+    const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);
+    if (!(normed || has_epilogue(problem, operands, found.scales))) return most;
+    if (!has_parts(found.scales, found.lane_units)) return 0;
+    if (kHasShift && (normed || found.scales == Scales::kByRow)) return most;
+    return normed ? 8 : epilogue_rows(found.scales);
+  }
+};
+
+}  // namespace jaxgemv::cuda::stream
