@@ -220,9 +220,7 @@ def _arguments():
     parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, fewer repeats")
     parser.add_argument("--no-jit", action="store_true", help="only the kernels alone, in captured graphs")
-    parser.add_argument(
-        "--shapes", "--only", type=_shapes, metavar="NxK,...", help="instead of the usual ones"
-    )
+    parser.add_argument("--shapes", type=_shapes, metavar="NxK,...", help="instead of the usual ones")
     parser.add_argument("--rows", type=_numbers, metavar="M,...", help="rows of x (default: 1)")
     parser.add_argument("--formats", type=words, metavar="NAME,...", help="int4, nf4, mxfp4, fp8, bf16 ...")
     parser.add_argument(

@@ -22,8 +22,7 @@ from opt_einsum.parser import parse_einsum_input
 from qwix._src.providers.ptq import WithAux
 from qwix._src.utils import flax_util
 
-from jaxgemv._formats import resolve
-from jaxgemv._quantize import METHODS
+from jaxgemv._formats import METHODS, resolve
 from jaxgemv._tensor import ARRAYS
 from jaxgemv.flax import _layer
 from jaxgemv.flax._equation import Equation, einsum

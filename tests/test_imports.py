@@ -93,7 +93,7 @@ print(sorted(after - before - set(sys.stdlib_module_names)))
 
 
 def test_public_names():
-    """What the README documents; anything else would be a promise made by accident."""
+    """What docs/api.md documents; anything else would be a promise made by accident."""
     public = {name for name in vars(jaxgemv) if not name.startswith("_")} - {
         "attention",
         "flax",
