@@ -87,6 +87,8 @@ endforeach()
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cc)
 jaxgemv_add_backend(_cuda ${cuda_sources} $<TARGET_OBJECTS:_cuda_kernels>
                     $<TARGET_OBJECTS:_cuda_float8> $<TARGET_OBJECTS:_cuda_hopper>)
+string(REPLACE ";" "," compiled "${CMAKE_CUDA_ARCHITECTURES}")
+target_compile_definitions(_cuda PRIVATE JAXGEMV_CUDA_COMPILED="${compiled}")
 target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_options(_cuda PRIVATE LINKER:--wrap=__cudaRegisterFatBinary,--wrap=__cudaRegisterFunction)  # binaries.cc
 message(STATUS "jaxgemv: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

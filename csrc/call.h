@@ -29,15 +29,16 @@ namespace jaxgemv {
 struct Call {
   Problem problem;
   Operands operands;
-  OperandSet given;  // besides kRequired
+  OperandSet given;                 // besides kRequired
+  std::optional<Operand> met_by_y;  // an operand in y's memory, that is not x or residual
 
   static ffi::ErrorOr<Call> from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                                  const ffi::Dictionary& attributes, const char* backend,
                                  const Taken& taken);
 
   // XLA may hand over one slice of memory as an operand and as y of an in-place update. A kernel
-  // that reads x while it writes y would race, unless it copies x before. Residual may be y itself,
-  // but no other part of it.
+  // that reads it while it writes y would race, unless it copies x before. Residual may be y itself,
+  // but no other part of it, and so may the bias of one row.
   std::optional<ffi::Error> overlap(bool copies_x) const;
 };
 
@@ -208,6 +209,14 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
       return ffi::Unexpected(invalid("entry must be one of the stack, and without index"));
     detail::keep_entry(*attrs->entry, &p, &o);
   }
+  const bool is_row_of_bias = p.batch * p.M == 1 && o.bias.data == o.y && o.bias.dtype == p.y;
+  for (int i = 0; i < kArrayCount; ++i) {
+    const Operand each = static_cast<Operand>(i);
+    if (!(*arrays)[i] || each == Operand::kX || each == Operand::kResidual) continue;
+    if (each == Operand::kBias && is_row_of_bias && !is_gated(p.activation)) continue;
+    const Index bytes = static_cast<Index>((*arrays)[i]->size_bytes());
+    if (meets_y(p, o, (*arrays)[i]->untyped_data(), bytes)) call.met_by_y = each;
+  }
   return call;
 }
 
@@ -217,6 +226,14 @@ inline std::optional<ffi::Error> Call::overlap(bool copies_x) const {
     return ffi::Error(ffi::ErrorCode::kInvalidArgument,
                       "jaxgemv: x and the result share memory (an in-place update of a donated x "
                       "that the call reads); copy x, or do not donate it");
+  if (met_by_y) {
+    const std::string name(kOperandNames[static_cast<int>(*met_by_y)]);
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "jaxgemv: " + name +
+                          " and the result share memory (an in-place update of a "
+                          "donated array that the call reads); copy " +
+                          name + ", or do not donate it");
+  }
   const Param& residual = operands.residual;
   const bool is_y = residual.data == operands.y && residual.dtype == p.y;
   const Index values = p.batch * p.M * p.y_width();

@@ -16,7 +16,7 @@
 // behind the bias, then residual is added. A gated one makes act(y[n]) * y[n + N / 2] of the N rows
 // of the weight, so that a row of the result is half as wide.
 //
-// An index outside [0, stack) fills its rows of y with NaN and reads no weights.
+// An index outside [0, stack) fills its rows of y with NaN, of int32 with INT32_MIN.
 #pragma once
 
 #include <cstdint>
@@ -122,7 +122,7 @@ struct Operands {
 inline bool meets_y(const Problem& p, const Operands& o, const void* data, Index bytes) {
   const auto at = reinterpret_cast<uintptr_t>(data), y = reinterpret_cast<uintptr_t>(o.y);
   const auto end = y + static_cast<uintptr_t>(p.batch * p.M * p.y_width() * size_of(p.y));
-  return data != nullptr && at < end && y < at + static_cast<uintptr_t>(bytes);
+  return data != nullptr && bytes > 0 && at < end && y < at + static_cast<uintptr_t>(bytes);
 }
 inline bool x_meets_y(const Problem& p, const Operands& o) {
   return meets_y(p, o, o.x, p.batch * p.M * p.x_width() * size_of(p.x));

@@ -172,9 +172,15 @@ def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
 
 
 def _capability() -> int:
-    """The major number of the GPUs here, if it is one; else 0, also where a program is made for others."""
-    found = {int(d.compute_capability.split(".")[0]) for d in _gpus()}
+    """The major number of what runs on the GPUs here, if it is one; else 0, also where a program is made for others."""
+    found = {backends["cuda"].code_for(_number(d)) // 10 for d in _gpus()}
     return found.pop() if len(found) == 1 else 0
+
+
+def _number(gpu) -> int:
+    """Its compute capability, 80 for 8.0."""
+    major, minor = gpu.compute_capability.split(".")
+    return 10 * int(major) + int(minor)
 
 
 def shared_rows(platform: str, o: Operands, s: Static) -> int:
@@ -221,6 +227,9 @@ def unfit_gpu() -> str | None:
     oldest = min((float(d.compute_capability) for d in gpus), default=_OLDEST)
     if oldest < _OLDEST:
         return f"a GPU has compute capability {oldest}, and kernels need {_OLDEST}"
+    for gpu in gpus:
+        if not backends["cuda"].code_for(_number(gpu)):
+            return f"jaxgemv._cuda is not compiled for a GPU of compute capability {gpu.compute_capability}"
     return None
 
 

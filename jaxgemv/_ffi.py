@@ -70,6 +70,8 @@ class Backend(NamedTuple):
     dequantizes: Callable[[int, str], bool] = lambda *_: False
     # () -> of CUDA, those of the driver and of the build: 12040 is 12.4.
     versions: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    # Compute capability of a GPU, 80 for 8.0, to that of the code that runs there; 0 for none.
+    code_for: Callable[[int], int] = lambda capability: capability
 
     def find(self, bits: int, x_dtype, transposed: bool = False, format: str = "affine") -> list[Kernel]:
         """The kernels for that, whatever else they take."""
@@ -129,7 +131,7 @@ def _backend(module) -> Backend:
         Kernel(name, format, bits, x, rows, frozenset(operands), transposed)
         for name, format, bits, x, rows, operands, transposed in module.kernels()
     )
-    names = "image_bytes", "rounded_rows", "loop_rows", "epilogue_from", "dequantizes", "versions"
+    names = "image_bytes", "rounded_rows", "loop_rows", "epilogue_from", "dequantizes", "versions", "code_for"
     functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return Backend(kernels, **module.crossovers(), **functions)
 

@@ -89,6 +89,35 @@ def test_gpu_that_cannot_run_kernels(versions, capability, reason, monkeypatch, 
         cached.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("compiled", "runs"),
+    [
+        # A wheel's; of CUDA below 12.8; and what JAXGEMV_CUDA_ARCHITECTURES may say. 0: nothing runs.
+        (
+            "80-real,90a-real,100-real,120",
+            {80: 80, 86: 80, 89: 80, 90: 90, 100: 100, 103: 100, 110: 0, 120: 120, 121: 120, 130: 120},
+        ),
+        ("80-real,90a-real,90-virtual", {80: 80, 90: 90, 100: 90, 120: 90}),
+        ("80", {80: 80, 89: 80, 90: 80, 120: 80}),
+        ("90a-real", {80: 0, 90: 90, 100: 0}),
+        ("86-real", {80: 0, 86: 86, 89: 86}),
+        ("native", {80: 80, 90: 90}),
+    ],
+)
+def test_which_code_runs(compiled, runs):
+    cuda = pytest.importorskip("jaxgemv._cuda")
+    assert {capability: cuda.code_for(capability, compiled) for capability in runs} == runs
+
+
+def test_no_code_for_a_gpu(monkeypatch):
+    table = backends["cpu"]._replace(versions=lambda: (13000, 13000), code_for=lambda capability: 0)
+    monkeypatch.setitem(backends, "cuda", table)
+    monkeypatch.setattr(_dispatch, "_gpus", lambda: [SimpleNamespace(compute_capability="11.0")])
+    _dispatch.unfit_gpu.cache_clear()
+    assert _dispatch.unfit_gpu() == "jaxgemv._cuda is not compiled for a GPU of compute capability 11.0"
+    _dispatch.unfit_gpu.cache_clear()
+
+
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_lowered_for_another_platform(platform):
     """Tracing cannot know; lowering does."""

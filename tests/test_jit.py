@@ -1,5 +1,7 @@
 """jit, ahead-of-time compilation, abstract evaluation, donation."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,6 +95,26 @@ def test_in_place_update_of_a_donated_x(backend, x, rng):
         assert "share memory" in str(error)  # noqa: PT017  either outcome is fine
     else:
         np.testing.assert_array_equal(y, np.concatenate([p.answer()[:4].astype(p.x.dtype), p.x[4:]]))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_in_place_update_of_a_donated_bias(backend, rows, rng):
+    """The same of a bias that lies where the result goes: alone it may be of one row."""
+    p = make(rng, 4, "bfloat16", Case(rows, 256, 256, 64, "zero"), exact=True)
+    biases = rng.integers(-2, 3, (8, 256)).astype(p.x.dtype)
+
+    @partial(jax.jit, donate_argnums=0)
+    def f(b, x, w):
+        return b.at[:rows].set(gemv(x, w, bias=b[0], implementation=backend))
+
+    expected = (p.answer() + biases[0].astype(np.float64)).astype(p.x.dtype)
+    try:
+        y = jax.block_until_ready(f(jnp.asarray(biases) + 0, p.x, p.tensor))
+    except jax.errors.JaxRuntimeError as error:
+        assert rows > 1
+        assert "bias and the result share memory" in str(error)  # noqa: PT017  either outcome is fine
+    else:
+        np.testing.assert_array_equal(y, np.concatenate([expected, biases[rows:]]))
 
 
 def test_control_flow(backend, rng):

@@ -1,8 +1,8 @@
 // Many rows of x by AMX, which multiplies 16 x 32 bfloat16 by 32 x 16 at once and sums in float32.
 // Under the rule of isa/kernels.h: internal linkage.
 //
-// Codes are bfloat16 as they are, or have two parts (those of a codebook), and so is x: float16 in two parts, each of which is a column of
-// the product as a row of bfloat16 is. Sums over the codes of a group are scaled afterwards, so
+// Codes are bfloat16 as they are, or have two parts (those of a codebook), and so is x: float16 in two parts,
+// each of which is a column of the product as a row of bfloat16 is. Sums over the codes of a group are scaled afterwards, so
 // that no product is rounded. (float32, and so what a norm gives, would
 // take three parts, and more time than f32_panel.h.)
 //

@@ -10,7 +10,7 @@
 
 namespace jaxgemv::cpu {
 
-inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
+inline constexpr Index kNoLimit = std::numeric_limits<Index>::max();
 
 // Groups of at least so many bits: amx_bf16 and amx_int8 multiply a row of an AMX tile, 512 bits, once for
 // each group in it.
@@ -34,49 +34,49 @@ constexpr bool is_for_bf16_tiles(const Problem& p) {
 inline constexpr Crossover kCrossovers[] = {
     // "Finished weights on AMX", "Which kernel": from 65 rows on all; below, what others have no tiles for,
     // or scale in narrow groups.
-    {"amx_panel", 0, 65, kAnyRows},
-    {"amx_panel", 0, 3, 64, kAnyRows, nullptr, OperandSet::of(Operand::kOneByteScale)},
-    {"amx_panel", 0, 4, 64, kAnyRows, all<has_tables, has_integers>},
-    {"amx_panel", 0, 6, 64, kAnyRows, has_tables},
-    {"amx_panel", 0, 5, 12, kAnyRows, all<has_integers, none<has_width<3>>, has_columns<640>>},
-    {"amx_panel", 0, 13, 64, kAnyRows, all<has_integers, none<has_width<3>>>},
-    {"amx_panel", 4, 8, 64, kAnyRows, all<has_integers, none<has_wide_groups<256>>>},
-    {"amx_panel", 4, 12, 64, kAnyRows, all<has_integers, none<has_wide_groups<512>>>},
-    {"amx_panel", 0, 8, 64, kAnyRows,
+    {"amx_panel", 0, 65, kNoLimit},
+    {"amx_panel", 0, 3, 64, kNoLimit, nullptr, OperandSet::of(Operand::kOneByteScale)},
+    {"amx_panel", 0, 4, 64, kNoLimit, all<has_tables, has_integers>},
+    {"amx_panel", 0, 6, 64, kNoLimit, has_tables},
+    {"amx_panel", 0, 5, 12, kNoLimit, all<has_integers, none<has_width<3>>, has_columns<640>>},
+    {"amx_panel", 0, 13, 64, kNoLimit, all<has_integers, none<has_width<3>>>},
+    {"amx_panel", 4, 8, 64, kNoLimit, all<has_integers, none<has_wide_groups<256>>>},
+    {"amx_panel", 4, 12, 64, kNoLimit, all<has_integers, none<has_wide_groups<512>>>},
+    {"amx_panel", 0, 8, 64, kNoLimit,
      all<has_integers, has_width<6>, none<has_bytes_divided>, fills_panels>},
-    {"amx_panel", 0, 12, 64, kAnyRows, none<has_float8, has_bytes_divided>},
-    {"amx_panel", 8, 12, 64, kAnyRows, none<has_float8, has_wide_groups<512>>},
-    {"amx_panel", 8, 17, 64, kAnyRows, has_integers},
-    {"amx_panel", 0, 17, 64, kAnyRows, all<has_float8, none<has_wide_groups<512>>>},
-    {"amx_panel", 0, 33, 64, kAnyRows, none<has_wide_groups<512>>},
+    {"amx_panel", 0, 12, 64, kNoLimit, none<has_float8, has_bytes_divided>},
+    {"amx_panel", 8, 12, 64, kNoLimit, none<has_float8, has_wide_groups<512>>},
+    {"amx_panel", 8, 17, 64, kNoLimit, has_integers},
+    {"amx_panel", 0, 17, 64, kNoLimit, all<has_float8, none<has_wide_groups<512>>>},
+    {"amx_panel", 0, 33, 64, kNoLimit, none<has_wide_groups<512>>},
     // "Slices on AMX", "Bytes on their way": int4 g128, float16 x, 12 rows 1.29 ms for 1.43. Of other formats there are
     // no slices, and tables in two parts: "Tables and float8 on AMX, a few rows".
-    {"amx_bf16", 0, 12, kAnyRows, kAnyRows, all<has_wide_groups<256>, is_for_bf16_tiles>},
-    {"amx_bf16", 0, 6, kAnyRows, kAnyRows,
+    {"amx_bf16", 0, 12, kNoLimit, kNoLimit, all<has_wide_groups<256>, is_for_bf16_tiles>},
+    {"amx_bf16", 0, 6, kNoLimit, kNoLimit,
      all<has_x<Dtype::kF16>, has_integers, has_width<2>, has_wide_groups<512>>},
-    {"amx_bf16", 0, 3, kAnyRows, kAnyRows,
+    {"amx_bf16", 0, 3, kNoLimit, kNoLimit,
      all<has_float8, any<has_x<Dtype::kBF16>, has_wide_groups<512>>>},
-    {"amx_bf16", 4, 4, kAnyRows, kAnyRows,
+    {"amx_bf16", 4, 4, kNoLimit, kNoLimit,
      all<has_integers, has_x<Dtype::kBF16>, has_wide_groups<256>>},
     // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot. Of few rows of the
     // weight x is cut into slices for little ("Which kernel").
-    {"amx_int8", 0, 3, 128, kAnyRows, all<has_rows<512>, has_wide_groups<512>>},
-    {"amx_int8", 0, 2, 2, kAnyRows, all<has_rows<512>, has_columns<2560>, has_wide_groups<256>>},
-    {"amx_int8", 8, 129, 512, kAnyRows, all<has_rows<512>, has_wide_groups<1024>>},
-    {"amx_int8", 0, 3, 8, kAnyRows, all<has_codes<1>, has_wide_groups<512>>},
-    {"amx_int8", 0, 3, 4, kAnyRows, all<has_rows<512>, has_wide_groups<256>>},
+    {"amx_int8", 0, 3, 128, kNoLimit, all<has_rows<512>, has_wide_groups<512>>},
+    {"amx_int8", 0, 2, 2, kNoLimit, all<has_rows<512>, has_columns<2560>, has_wide_groups<256>>},
+    {"amx_int8", 8, 129, 512, kNoLimit, all<has_rows<512>, has_wide_groups<1024>>},
+    {"amx_int8", 0, 3, 8, kNoLimit, all<has_codes<1>, has_wide_groups<512>>},
+    {"amx_int8", 0, 3, 4, kNoLimit, all<has_rows<512>, has_wide_groups<256>>},
     // "Pairs of bfloat16 for few rows": at one row as fast or faster, at two 0.61 ms for 1.0. On AMX no integers.
     {"bf16_dot", 0, 1, 2},
     // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
     {"int8_dot", 0, 1, 2},
     // "Codes that stand for floats": there is nothing else for one and two rows but panels.
     {"f32_dot", 0, 1, 2},
-    {"int8_panel", 0, 1, kAnyRows},
-    {"bf16_panel", 0, 3, kAnyRows},
+    {"int8_panel", 0, 1, kNoLimit},
+    {"bf16_panel", 0, 3, kNoLimit},
     // "Finished weights without AMX": what bf16_panel does not take, nvfp4 with 12 rows 0.8 of f32_panel's time.
-    {"bf16_weights", 0, 12, kAnyRows},
-    {"f32_panel", 0, 1, kAnyRows},
-    {"transposed", 0, 1, kAnyRows},
+    {"bf16_weights", 0, 12, kNoLimit},
+    {"f32_panel", 0, 1, kNoLimit},
+    {"transposed", 0, 1, kNoLimit},
 };
 
 constexpr int kAllRows = 1 << 30;

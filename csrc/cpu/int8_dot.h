@@ -27,11 +27,8 @@ struct Int8Dot : SlicedX<C> {
   using Shape = typename XPacked::Shape;
   using Packed = typename XPacked::Packed;
 
-  // Groups are whole blocks, or blocks are whole groups and these whole lanes.
   static bool supports(const Problem& p, const Operands&) {
-    return p.M <= kDotRows &&
-           (p.group >= p.K || p.group % XPacked::kCodes == 0 ||
-            (XPacked::kCodes % p.group == 0 && p.group % (XPacked::kCodes / kLanes) == 0));
+    return p.M <= kDotRows && suits_blocks(p.group, p.K, XPacked::kCodes);
   }
 
   // Sums of a run, in quanta.

@@ -11,7 +11,7 @@
 
 namespace jaxgemv::cuda {
 
-inline constexpr Index kAnyRows = std::numeric_limits<Index>::max();
+inline constexpr Index kNoLimit = std::numeric_limits<Index>::max();
 
 // Of K codes that are no whole octets.
 constexpr bool has_odd_rows(const Problem& problem) { return problem.K % kOctet != 0; }
@@ -170,11 +170,12 @@ inline constexpr Crossover kCrossovers[] = {
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, any<has_integers, has_groups_of_64>},
     {"direct", 0, 1, 64, 1 << 19},
-    // Against stream, which has a table for each of its CTAs, and these a warp for each 256 columns: "Tables in shared memory".
-    {"stream", 4, 1, 8, kAnyRows, all<has_table, has_many_tiles, none<has_columns<257>>>,
+    // Against stream, which has a table for each of its CTAs, and these a warp for each 256 columns: "Tables in shared
+    // memory".
+    {"stream", 4, 1, 8, kNoLimit, all<has_table, has_many_tiles, none<has_columns<257>>>,
      kOneByteScale},
     {"direct", 4, 1, 8, 6 << 20, all<has_table, has_16_bit_x, none<has_columns<257>>>},
-    {"direct", 4, 3, 8, kAnyRows, all<has_table, has_16_bit_x, none<has_columns<257>>>},
+    {"direct", 4, 3, 8, kNoLimit, all<has_table, has_16_bit_x, none<has_columns<257>>>},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
     {"direct", 0, 1, 16, 1 << 22,
      all<is_fast_in_direct, none<has_columns<2049>>, has_x<Dtype::kBF16>>, kNorm},
@@ -182,62 +183,62 @@ inline constexpr Crossover kCrossovers[] = {
     {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
     {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kEpilogue},
     // Against stream, in which x * norm is two numbers, as it is here: "Few rows of x".
-    {"wgmma_tma", 0, 3, 4, kAnyRows, has_codes<100>, kNorm},
-    {"wgmma_tma", 0, 5, 8, kAnyRows, has_codes<24>, kNorm},
+    {"wgmma_tma", 0, 3, 4, kNoLimit, has_codes<100>, kNorm},
+    {"wgmma_tma", 0, 5, 8, kNoLimit, has_codes<24>, kNorm},
     {"direct", 4, 4, 8, 16 << 20, is_fast_in_direct, kNorm},
     // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
     // "Boxes of weights"; of tables "One fp16 for an entry".
-    {"wgmma_tma", 4, 9, 64, kAnyRows, has_codes<8>, kNorm},
-    {"wgmma_tma", 4, 9, 16, kAnyRows,
+    {"wgmma_tma", 4, 9, 64, kNoLimit, has_codes<8>, kNorm},
+    {"wgmma_tma", 4, 9, 16, kNoLimit,
      all<has_table, any<has_codes<48>, all<has_codes<20>, has_columns<16384>>>>, kOneByteScale},
-    {"wgmma_tma", 4, 9, 16, kAnyRows,
+    {"wgmma_tma", 4, 9, 16, kNoLimit,
      all<has_table, has_codes<8>, has_columns<8192>, has_x<Dtype::kBF16>>, kOneByteScale},
-    {"wgmma_tma", 8, 9, 16, kAnyRows, all<has_float8, has_codes<20>, has_columns<16384>>},
-    {"stream", 4, 9, 16, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
-    {"wgmma_tma", 4, 9, 64, kAnyRows, all<has_table, has_codes<3>>, kOneByteScale},
+    {"wgmma_tma", 8, 9, 16, kNoLimit, all<has_float8, has_codes<20>, has_columns<16384>>},
+    {"stream", 4, 9, 16, kNoLimit, all<has_table, has_many_tiles>, kOneByteScale},
+    {"wgmma_tma", 4, 9, 64, kNoLimit, all<has_table, has_codes<3>>, kOneByteScale},
     {"direct", 4, 9, 16, 5 << 20, all<has_table, has_16_bit_x, none<has_columns<1024>>>},
-    {"wgmma_tma", 4, 9, 16, kAnyRows,
+    {"wgmma_tma", 4, 9, 16, kNoLimit,
      all<has_table, has_codes<3>, any<has_x<Dtype::kF32>, has_columns<8192>>>},
     {"stream", 4, 9, 16, 17 << 20,
      all<has_wide_table, has_many_tiles, none<has_rows<8192>>, none<has_columns<4097>>,
          none<has_long_rows>>},
-    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_table, has_codes<7>>},
-    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<48>, has_rows<14336>>},
-    {"wgmma_tma", 4, 12, 16, kAnyRows, all<has_codes<48>, has_columns<12288>, none<has_one_group>>},
-    {"wgmma_tma", 4, 9, 16, kAnyRows, all<has_codes<128>, none<has_one_group>>},
-    {"wgmma_tma", 4, 17, 64, kAnyRows, all<has_codes<24>, has_rows<8192>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_table, has_codes<7>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_codes<48>, has_rows<14336>>},
+    {"wgmma_tma", 4, 12, 16, kNoLimit, all<has_codes<48>, has_columns<12288>, none<has_one_group>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_codes<128>, none<has_one_group>>},
+    {"wgmma_tma", 4, 17, 64, kNoLimit, all<has_codes<24>, has_rows<8192>>},
     {"direct", 4, 17, 32, 4 << 20, all<has_wide_table, has_16_bit_x, has_long_rows>},
     {"direct", 0, 17, 32, 8 << 20, all<is_not_for_wgmma, none<has_rows<513>>>},
     {"direct", 0, 33, 64, 8 << 20, all<has_16_bit_x, is_not_for_wgmma, none<has_rows<513>>>},
-    {"wgmma_tma", 0, 17, 64, kAnyRows, all<is_not_for_wgmma, has_codes<3>, none<has_long_rows>>},
-    {"wgmma_tma", 0, 33, 64, kAnyRows, all<is_not_for_wgmma, has_codes<2>, none<has_long_rows>>},
-    {"wgmma_tma", 0, 17, 64, kAnyRows, all<is_not_for_wgmma, has_codes<6>, has_rows<513>>},
-    {"wgmma_tma", 8, 17, 32, kAnyRows, has_codes<64>},
-    {"wgmma_tma", 8, 33, 64, kAnyRows, has_codes<8>},
+    {"wgmma_tma", 0, 17, 64, kNoLimit, all<is_not_for_wgmma, has_codes<3>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 33, 64, kNoLimit, all<is_not_for_wgmma, has_codes<2>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 17, 64, kNoLimit, all<is_not_for_wgmma, has_codes<6>, has_rows<513>>},
+    {"wgmma_tma", 8, 17, 32, kNoLimit, has_codes<64>},
+    {"wgmma_tma", 8, 33, 64, kNoLimit, has_codes<8>},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
     // Against all but stream: "Few rows of x".
-    {"wgmma_tma", 0, 2, 2, kAnyRows, all<has_x<Dtype::kF32>, has_codes<12>, has_rows<512>>},
-    {"wgmma_tma", 0, 3, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<6>, has_rows<512>>},
-    {"stream", 4, 3, 8, kAnyRows, all<has_table, has_many_tiles>, kOneByteScale},
-    {"wgmma_tma", 4, 3, 8, kAnyRows,
+    {"wgmma_tma", 0, 2, 2, kNoLimit, all<has_x<Dtype::kF32>, has_codes<12>, has_rows<512>>},
+    {"wgmma_tma", 0, 3, 8, kNoLimit, all<has_x<Dtype::kF32>, has_codes<6>, has_rows<512>>},
+    {"stream", 4, 3, 8, kNoLimit, all<has_table, has_many_tiles>, kOneByteScale},
+    {"wgmma_tma", 4, 3, 8, kNoLimit,
      all<has_table, none<has_groups_of_16, has_groups_of_64>, has_long_rows, has_codes<12>>},
-    {"wgmma_tma", 0, 4, 8, kAnyRows, all<has_rare_width, has_small_groups, has_codes<17>>},
-    {"wgmma_tma", 0, 5, 8, kAnyRows,
+    {"wgmma_tma", 0, 4, 8, kNoLimit, all<has_rare_width, has_small_groups, has_codes<17>>},
+    {"wgmma_tma", 0, 5, 8, kNoLimit,
      all<has_rare_width, any<has_codes<48>, all<has_width<5>, has_codes<24>>>>},
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
-    {"stream", 2, 1, 24, kAnyRows, has_many_tiles},
+    {"stream", 2, 1, 24, kNoLimit, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
     {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
-    {"stream", 4, 1, 16, kAnyRows, has_many_tiles},
-    {"stream", 8, 1, 16, kAnyRows, has_many_tiles},
+    {"stream", 4, 1, 16, kNoLimit, has_many_tiles},
+    {"stream", 8, 1, 16, kNoLimit, has_many_tiles},
     {"fma", 0, 1, 1, 2 << 20, all<has_rare_width, has_16_bit_x>},
-    {"stream", 0, 1, 2, kAnyRows, all<has_rare_width, has_codes<2>, has_many_tiles>},
-    {"stream", 0, 1, 16, kAnyRows,
+    {"stream", 0, 1, 2, kNoLimit, all<has_rare_width, has_codes<2>, has_many_tiles>},
+    {"stream", 0, 1, 16, kNoLimit,
      all<none<has_integers>, has_columns<4096>, any<has_rows<448>, none<has_columns<8193>>>>,
      kOneByteScale},
     // Against direct and mma_any: "One and two rows of any format", "Which kernel".
     {"fma", 8, 1, 1, 256 << 20, all<has_codes<20>, none<has_odd_rows>>},
-    {"fma", 0, 1, 1, kAnyRows, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
+    {"fma", 0, 1, 1, kNoLimit, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
     {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
     {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},
     // With a norm, which direct makes x of for every 16 rows of the weights; only these take one.
@@ -245,66 +246,66 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 9, 16, 8 << 20, is_fast_in_direct, kNorm},
     {"direct", 0, 1, 16, 5 << 20, nullptr, kNorm},
     {"direct", 0, 17, 64, 3 << 20, has_16_bit_x, kNorm},
-    {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<24>, kNorm},
-    {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns, kNorm},
-    {"mma_any", 0, 1, 64, kAnyRows, nullptr, kNorm},
+    {"wgmma_tma", 0, 9, 64, kNoLimit, has_codes<24>, kNorm},
+    {"wgmma_any", 0, 9, 64, kNoLimit, has_many_columns, kNorm},
+    {"mma_any", 0, 1, 64, kNoLimit, nullptr, kNorm},
     // Against wgmma, wgmma_any and mma_any: "Which kernel".
     {"direct", 0, 9, 16, 10 << 20, all<has_rare_width, is_fast_in_direct>},
-    {"wgmma_tma", 0, 9, 16, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 9, 16, kNoLimit, all<has_codes<4>, none<has_long_rows>>},
     {"direct", 0, 1, 16, 10 << 20, has_16_bit_x},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
     {"direct", 0, 17, 32, 16 << 20, all<is_fast_in_direct, has_long_rows>},
-    {"wgmma_tma", 0, 17, 64, kAnyRows, all<has_long_rows, has_codes<4>, none<has_rows<1536>>>},
-    {"wgmma_tma", 4, 17, 32, kAnyRows, all<has_codes<48>, none<has_one_group>>},
-    {"wgmma", 4, 17, 32, kAnyRows, all<has_codes<4>, none<has_long_rows>>},
-    {"wgmma_tma", 4, 33, 64, kAnyRows, has_codes<12>},
-    {"wgmma", 4, 33, 64, kAnyRows, all<has_codes<2>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_long_rows, has_codes<4>, none<has_rows<1536>>>},
+    {"wgmma_tma", 4, 17, 32, kNoLimit, all<has_codes<48>, none<has_one_group>>},
+    {"wgmma", 4, 17, 32, kNoLimit, all<has_codes<4>, none<has_long_rows>>},
+    {"wgmma_tma", 4, 33, 64, kNoLimit, has_codes<12>},
+    {"wgmma", 4, 33, 64, kNoLimit, all<has_codes<2>, none<has_long_rows>>},
     {"direct", 0, 17, 32, 6 << 20, has_16_bit_x},
     {"direct", 0, 33, 64, 4 << 20, has_16_bit_x},
     {"direct", 0, 1, 8, 11 << 20},
     {"direct", 0, 2, 2, 24 << 20, all<has_integers, has_small_groups>},
     {"direct", 0, 2, 8, 16 << 20, has_integers},
-    {"wgmma_tma", 4, 3, 8, kAnyRows, all<has_table, has_codes<12>>, kOneByteScale},
-    {"wgmma_any", 0, 2, 8, kAnyRows, all<has_groups_of_16, has_codes<11>>},
-    {"wgmma_any", 4, 3, 8, kAnyRows, all<has_table, has_codes<8>, any<has_odd_rows, has_codes<17>>>,
+    {"wgmma_tma", 4, 3, 8, kNoLimit, all<has_table, has_codes<12>>, kOneByteScale},
+    {"wgmma_any", 0, 2, 8, kNoLimit, all<has_groups_of_16, has_codes<11>>},
+    {"wgmma_any", 4, 3, 8, kNoLimit, all<has_table, has_codes<8>, any<has_odd_rows, has_codes<17>>>,
      kOneByteScale},
-    {"wgmma_any", 4, 3, 8, kAnyRows, all<has_wide_table, has_odd_rows, has_codes<8>>},
-    {"wgmma_any", 0, 6, 8, kAnyRows, all<has_x<Dtype::kF32>, has_codes<16>>},
+    {"wgmma_any", 4, 3, 8, kNoLimit, all<has_wide_table, has_odd_rows, has_codes<8>>},
+    {"wgmma_any", 0, 6, 8, kNoLimit, all<has_x<Dtype::kF32>, has_codes<16>>},
     {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
-    {"wgmma_tma", 0, 17, 64, kAnyRows, all<has_x<Dtype::kF32>, has_codes<3>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_x<Dtype::kF32>, has_codes<3>, none<has_long_rows>>},
     {"direct", 0, 9, 32, 3 << 20},
     {"direct", 0, 33, 64, 3 << 19, has_long_rows},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
     {"wgmma", 0, 9, 64},
     // Against wgmma_any: "Boxes of weights".
-    {"wgmma_tma", 0, 9, 64, kAnyRows, has_codes<1>},
+    {"wgmma_tma", 0, 9, 64, kNoLimit, has_codes<1>},
     // "Which kernel" again, and against fma.
     {"direct", 0, 1, 8, 28 << 20, all<has_16_bit_x, none<has_integers>>},
     {"direct", 0, 2, 8, 28 << 20, all<has_16_bit_x, has_groups_of_64>},
     {"direct", 0, 1, 16, 64 << 20, is_fast_in_direct},
     {"direct", 8, 1, 8, 256 << 20, is_fast_in_direct},
-    {"fma", 0, 2, 2, kAnyRows, all<has_16_bit_x, has_small_groups, none<has_odd_rows>>},
+    {"fma", 0, 2, 2, kNoLimit, all<has_16_bit_x, has_small_groups, none<has_odd_rows>>},
     // Against mma_any: "Many rows of every width".
-    {"mma_any", 0, 9, 12, kAnyRows, all<has_16_bit_x, has_small_groups, has_codes<48>>},
-    {"wgmma_any", 0, 9, 64, kAnyRows, has_many_columns},
+    {"mma_any", 0, 9, 12, kNoLimit, all<has_16_bit_x, has_small_groups, has_codes<48>>},
+    {"wgmma_any", 0, 9, 64, kNoLimit, has_many_columns},
     // Where that is not.
-    {"stream", 2, 25, 64, kAnyRows, has_many_tiles},
+    {"stream", 2, 25, 64, kNoLimit, has_many_tiles},
     {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
-    {"direct", 0, 65, kAnyRows, kAnyRows, is_for_direct},
-    {"gemm_tma", 4, 65, kAnyRows, kAnyRows, is_for_pairs, kOneByteScale},
-    {"gemm", 0, 65, 128, kAnyRows,
+    {"direct", 0, 65, kNoLimit, kNoLimit, is_for_direct},
+    {"gemm_tma", 4, 65, kNoLimit, kNoLimit, is_for_pairs, kOneByteScale},
+    {"gemm", 0, 65, 128, kNoLimit,
      all<is_for_gemm, has_codes<96>, is_slow_to_decode, any<has_table, has_x<Dtype::kF32>>>},
-    {"gemm", 0, 65, 128, kAnyRows,
+    {"gemm", 0, 65, 128, kNoLimit,
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
-    {"gemm_tma", 0, 65, kAnyRows, kAnyRows, all<is_for_gemm, is_for_gemm_tma>},
-    {"gemm", 0, 65, kAnyRows, kAnyRows, is_for_gemm},
+    {"gemm_tma", 0, 65, kNoLimit, kNoLimit, all<is_for_gemm, is_for_gemm_tma>},
+    {"gemm", 0, 65, kNoLimit, kNoLimit, is_for_gemm},
     // Against mma_any: "Few rows of x".
-    {"wgmma_tma", 0, 3, 8, kAnyRows, has_codes<64>},
+    {"wgmma_tma", 0, 3, 8, kNoLimit, has_codes<64>},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
     {"stream", 0, 1, 16},
-    {"mma_any", 0, 1, kAnyRows},
-    {"transposed", 0, 1, kAnyRows},
+    {"mma_any", 0, 1, kNoLimit},
+    {"transposed", 0, 1, kNoLimit},
 };
 
 // 64: above, XLA's product with the dequantised matrix is faster ("Many rows"). Parts inside a
@@ -319,9 +320,9 @@ inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kResi
 // From how many rows on an activation, and a norm that may be rounded, are inside again, on GPUs of compute capability
 // `major`: where wgmma_tma is the kernel, which takes a microsecond for them where XLA takes two. "Few rows of x".
 constexpr Index epilogue_from(int major, const Problem& problem) {
-  if (major != 9 || problem.bits < 3 || !has_whole_pieces(problem)) return kAnyRows;
+  if (major != 9 || problem.bits < 3 || !has_whole_pieces(problem)) return kNoLimit;
   if (all<has_codes<48>, has_rows<14336>>(problem)) return 9;
-  return all<has_codes<24>, has_rows<8192>>(problem) ? 17 : kAnyRows;
+  return all<has_codes<24>, has_rows<8192>>(problem) ? 17 : kNoLimit;
 }
 
 // The same where weights may be rounded, on GPUs of compute capability `major`; whatever M is.

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 namespace jaxgemv::cuda {
@@ -12,9 +13,16 @@ namespace jaxgemv::cuda {
 struct Device {
   int id = 0;
   int sms = 0;
-  int major = 0;         // of its compute capability
+  int major = 0;         // of the compute capability that the code which runs there is for
   int shared_bytes = 0;  // the most that a CTA can have
 };
+
+// Architectures that the kernels are compiled for, as CMake writes them: "80-real,90a-real,120".
+extern const std::string_view kCompiled;
+
+// The compute capability, 80 for 8.0, whose code of `compiled` runs on a GPU of that one: its machine code, or what the
+// driver makes of the newest PTX that is no newer. 0 if there is none.
+int code_for(int capability, std::string_view compiled);
 
 // The one that is current in this thread.
 cudaError_t current_device(Device* device);

@@ -1,4 +1,4 @@
-// XLA's call: buffers in, one kernel launch out.
+// XLA's call: buffers in, launches out: of a kernel, and of one that puts x in order where it wants that.
 #include "handler.h"
 
 #include <optional>

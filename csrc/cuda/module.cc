@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "choose.h"
+#include "device.h"
 #include "handler.h"
 #include "mma_any/image.h"
 #include "record_abi.h"
@@ -98,6 +99,11 @@ NB_MODULE(_cuda, m) {
       "Of CUDA: (the newest that the driver knows, the one that this was built with); 12040 is "
       "12.4, and 0 no "
       "driver.");
+  m.def(
+      "code_for", cuda::code_for, nanobind::arg("capability"),
+      nanobind::arg("compiled") = cuda::kCompiled,
+      "The compute capability, 80 for 8.0, whose code of those that `compiled` lists runs on a GPU "
+      "of that one; 0 for none.");
   m.def(
       "image_bytes",
       [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "binaries.h"
@@ -19,26 +20,39 @@ namespace {
 
 namespace abi = record_abi;
 
-// Which kernel a command launches: an update that came to another one must not give it these arguments. An entry is
-// overwritten when its address is used again.
-class Kernels {
- public:
-  void set(const abi::Command* command, const void* kernel) {
-    const std::scoped_lock lock(mutex_);
-    of_[command] = kernel;
+// What a command launches: an update that came to another kernel or grid must not give it these arguments.
+struct Launch {
+  const void* kernel;
+  LaunchShape shape;
+
+  bool operator==(const Launch& other) const {
+    const auto all = [](const Launch& l) {
+      const LaunchShape& s = l.shape;
+      return std::tuple(l.kernel, s.grid.x, s.grid.y, s.grid.z, s.threads, s.shared_bytes, s.ranks);
+    };
+    return all(*this) == all(other);
   }
-  bool is(const abi::Command* command, const void* kernel) {
+};
+
+// An entry is overwritten when its address is used again.
+class Launches {
+ public:
+  void set(const abi::Command* command, const Launch& launch) {
+    const std::scoped_lock lock(mutex_);
+    of_.insert_or_assign(command, launch);
+  }
+  bool is(const abi::Command* command, const Launch& launch) {
     const std::scoped_lock lock(mutex_);
     const auto found = of_.find(command);
-    return found != of_.end() && found->second == kernel;
+    return found != of_.end() && found->second == launch;
   }
 
  private:
   std::mutex mutex_;
-  std::map<const abi::Command*, const void*> of_;
+  std::map<const abi::Command*, Launch> of_;
 };
-Kernels& kernels() {
-  static Kernels all;
+Launches& launches() {
+  static Launches all;
   return all;
 }
 
@@ -70,7 +84,8 @@ class XlaRecorder final : public Recorder {
     for (const Argument& argument : arguments)
       each.push_back({argument.data, static_cast<int64_t>(argument.size), abi::kHostValue});
     const abi::KernelArgs args{each.data(), static_cast<int64_t>(each.size())};
-    return frame_.action == abi::kCreate ? create(kernel, shape, args) : update(kernel, args);
+    const Launch launch{kernel, shape};
+    return frame_.action == abi::kCreate ? create(launch, args) : update(launch, args);
   }
 
   cudaError_t capture() override {
@@ -83,8 +98,9 @@ class XlaRecorder final : public Recorder {
   XLA_FFI_Error* error() const { return error_; }
 
  private:
-  cudaError_t create(const void* kernel, const LaunchShape& shape, const abi::KernelArgs& args) {
-    const Binary binary = binary_of(kernel);
+  cudaError_t create(const Launch& launch, const abi::KernelArgs& args) {
+    const LaunchShape& shape = launch.shape;
+    const Binary binary = binary_of(launch.kernel);
     if (binary.data == nullptr || *frame_.count > 0) return cudaErrorInvalidKernelImage;
     const auto number = [](unsigned n) { return static_cast<int32_t>(n); };
     abi::LaunchDims dims{{number(shape.grid.x), number(shape.grid.y), number(shape.grid.z)},
@@ -96,14 +112,14 @@ class XlaRecorder final : public Recorder {
         frame_.context, binary.name, binary.data, static_cast<int64_t>(binary.size), abi::kCubin,
         dims, static_cast<uint32_t>(shape.shared_bytes), shape.early, &args, nullptr, 0, &made));
     if (status != cudaSuccess) return status;
-    kernels().set(made, kernel), ++nodes;
+    launches().set(made, launch), ++nodes;
     *frame_.count = 1;
     return cudaSuccess;
   }
 
-  cudaError_t update(const void* kernel, const abi::KernelArgs& args) {
+  cudaError_t update(const Launch& launch, const abi::KernelArgs& args) {
     const abi::Command* const command = *frame_.count > 0 ? frame_.commands[0] : nullptr;
-    if (!kernels().is(command, kernel)) {
+    if (!launches().is(command, launch)) {
       error_ = error_of(
           call_,
           "jaxgemv: XLA's graph has another kernel for this call than is chosen now; compile the "

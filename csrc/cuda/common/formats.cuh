@@ -84,8 +84,8 @@ struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   }
 };
 
-// By a whole warp, of entries by a power of two: a factor by which fp16 holds them to 2^-14 of the largest, as may be with
-// x of 16 bits, or 0. Of FP4 it is 1.5; of NF4 what a search over all to 2^-22 found.
+// By a whole warp, of entries by a power of two: a factor by which fp16 holds them to 2^-14 of the largest, as may be
+// with x of 16 bits, or 0. Of FP4 it is 1.5; of NF4 what a search over all to 2^-22 found.
 __device__ __forceinline__ float factor_of_halves(float entry, float largest) {
   const auto holds = [&](float factor) {
     const float scaled = entry * factor, rest = scaled - __half2float(__float2half_rn(scaled));

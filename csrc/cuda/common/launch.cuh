@@ -90,7 +90,7 @@ cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape
   });
 }
 
-// Has code for sm_90a alone, and an empty body, of few registers, for all else.
+// Whether a kernel for sm_90a alone has its code on this device: elsewhere it is empty, of few registers.
 template <typename Function>
 bool has_hopper_code(Function* kernel, const Device& device) {
   constexpr int kRegistersOfNoCode = 64;

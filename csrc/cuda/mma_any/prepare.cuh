@@ -112,9 +112,10 @@ __global__ void make_image(const Params params, uint8_t* image, int quads) {
   wait_for_earlier();
   let_next_begin();
   const int s = stack_entry(params.index, params.stack, blockIdx.y), M = params.M;
-  const int last = quads * M - 1;
-  const int i = min(static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 16, last);
-  const int m = i / quads, quad = i % quads, m0 = m / params.rows_m * params.rows_m;
+  // Below 2^32, as `takes` has M and K.
+  const unsigned of_row = quads, last = of_row * M - 1;
+  const unsigned i = min(blockIdx.x * (blockDim.x / 16) + threadIdx.x / 16, last);
+  const int m = i / of_row, quad = i % of_row, m0 = m / params.rows_m * params.rows_m;
   const int columns = min(params.rows_m, M - m0) * params.parts;
   const int k = quad * kQuadK + static_cast<int>(threadIdx.x) % 16 * 8;
   const Index first_row = Index{blockIdx.y} * M;

@@ -1,4 +1,4 @@
-// The consumers of the kernel for many rows of x on Hopper (wgmma.cuh): weights to operands,
+// The consumers of the kernel for many rows of x on Hopper (kernel.cuh): weights to operands,
 // products, terms.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The parts of the kernel for many rows of x on Hopper (wgmma.cuh): how shared memory is laid out,
+// The parts of the kernel for many rows of x on Hopper (kernel.cuh): how shared memory is laid out,
 // and the producers, which stage x.
 #pragma once
 

@@ -38,8 +38,8 @@ struct Barriers {
   }
 };
 
-// The boxes of all groups, by one thread, which has to be quick: they use one up each 300 ns. The second ones wait for the
-// first of x; by a barrier of one phase, since a stage of x does not wait for this thread, which may sleep through two.
+// The boxes of all groups, by one thread, which has to be quick: they use one up each 300 ns. The second ones wait for
+// the first of x; by a barrier of one phase, since a stage of x does not wait for this thread, which may sleep through two.
 template <typename S>
 __device__ __forceinline__ void copy_weights(const Params& params, const Share& own, int tile,
                                              int units, const CUtensorMap& weights, int box_rows,

@@ -1,5 +1,5 @@
-// Many rows of x on Hopper, where rows of the weights are whole 16 bytes and groups whole quads: wgmma with the
-// weights from registers and the image of x from shared memory.
+// Many rows of x on Hopper, where rows of the weights are whole 16 bytes and groups 32 codes and more, or 16 with
+// scales of e4m3: wgmma with the weights from registers and the image of x from shared memory.
 //
 // A CTA has tiles of 64 rows of the weights, one for each of its groups of four warps, or some of them share K.
 // One thread asks for boxes of the weights by tensor copies, one for records of x; a barrier tells when each is

@@ -16,7 +16,7 @@ class WgmmaTmaOfWidth {
   using InOperand = wgmma_tma::InOperand;
 
  public:
-  // Rows of whole 16 bytes, no group boundary inside 32 codes; a Hopper, with code for it.
+  // Rows of whole 16 bytes, no group boundary inside 32 codes but of scales in the operand; a Hopper, with code for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (problem.M < mma_any::kFirstTmaRow || problem.M > mma_any::kLastTmaRow) return false;
     if (device.major != 9 || !mma_any::takes(problem, operands) ||

@@ -23,8 +23,8 @@ __device__ __forceinline__ float number_at(const char* at, Dtype dtype) {
 }
 
 // Scale and shift of a warp's rows, those of four pieces at a time. Of four lanes, t even are for their first row and
-// odd for their second; they bring scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`: where
-// those of four pieces follow one another, they are copied four pieces before they are used.
+// odd for their second; they bring scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`:
+// where those of four pieces follow one another, they are copied four pieces before they are used.
 template <typename S>
 class Scales {
  public:
