@@ -44,7 +44,7 @@ def quantize_activations(x: ArrayLike, *, group_size: int | None = None) -> tupl
 
 @partial(jax.jit, static_argnums=1)
 def _quantize_activations(x: Array, group: int) -> tuple[Array, Array]:
-    groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, group)
+    groups = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // group, group)
     # XLA's maximum loses NaN on a CPU.
     finite = jnp.all(jnp.isfinite(groups), axis=-1)
     largest = jnp.where(finite, jnp.max(jnp.abs(groups), axis=-1), jnp.nan)

@@ -49,11 +49,11 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
     within = inner(o, rest, s)
     o = _within(o, before(o, s))
     if stack is None or o.stack == stack:
-        return after(product(o, within), rest, s)
+        return after(product(o, within), rest, s, stack)
     # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
     alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
     y = product(alone, within)
-    return after(select(in_range(o.index, stack), y, np.nan), rest, s)
+    return after(select(in_range(o.index, stack), y, np.nan), rest, s, stack)
 
 
 def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
@@ -111,9 +111,16 @@ def before(o: Operands, s: Static) -> Array:
     return x
 
 
-def after(y: Array, rest: Operands, s: Static) -> Array:
-    """From what the product gives, in float32, to the result."""
+def after(y: Array, rest: Operands, s: Static, stack: int | None) -> Array:
+    """From what the product gives, in float32, to the result. stack: entries that index may choose from."""
     entry = partial(_entry, o=rest, ndim=y.ndim)
+    # The product gives NaN for an index out of range. With parts behind it that is put off, or gradients with respect
+    # to them, of entries that the index was clipped to, would be NaN too.
+    behind = s.activation or any(rest.items().keys() - {"index"})
+    inside = None
+    if behind and rest.index is not None and stack is not None and s.entry is None:
+        inside = in_range(rest.index, stack)
+        y = select(inside, y, 0)
     if rest.x_scale is not None:
         y = y * rest.x_scale
     if rest.global_scale is not None:
@@ -127,14 +134,13 @@ def after(y: Array, rest: Operands, s: Static) -> Array:
         y = ACTIVATIONS[s.activation](y)
     if rest.residual is not None:
         y = y + rest.residual.astype(jnp.float32)
-    return y.astype(s.out_dtype)
+    return (y if inside is None else select(inside, y, np.nan)).astype(s.out_dtype)
 
 
 def _entry(a: Array, o: Operands, ndim: int) -> Array:
     """A parameter (), (W,), or with index a stack of these, that broadcasts against (*P, *L, W)."""
     if o.index is None:
         return a
-    # An index out of range needs no care: the product gives NaN for it.
-    picked = a[jnp.clip(o.index, 0, a.shape[0] - 1)]
+    picked = jnp.asarray(a)[jnp.clip(o.index, 0, a.shape[0] - 1)]
     last = picked.shape[o.prefix :] or (1,)
     return picked.reshape(*o.index.shape, *(1,) * (ndim - o.prefix - 1), *last)

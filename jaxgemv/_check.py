@@ -97,7 +97,7 @@ def check_weight(
     """Checks the arrays of w against each other and K = k; the group size, or None for one group a row.
 
     `prefix` is how the caller names the arrays' owner in messages ("w." or ""). least: dimensions of a weight; 1 where
-    a single row will do.
+    a single row will do, or none.
     """
     check_bits(op, w.bits)
     why = f" for K = {k}" if why is None else why
@@ -105,7 +105,7 @@ def check_weight(
     if w.packed.ndim < least:
         raise ValueError(f"{op}: {name} must have shape (..., N, words); got {tuple(w.packed.shape)}")
     check_packed(op, name, w.packed, w.bits, k, why)
-    if w.packed.ndim > 1 and w.packed.shape[-2] == 0:
+    if w.packed.ndim > 1 and w.packed.shape[-2] == 0 and least > 1:
         raise ValueError(f"{op}: {name} must have at least one row; got {tuple(w.packed.shape)}")
     if w.zero is not None and w.offset is not None:
         raise ValueError(f"{op}: zero and offset exclude each other; got both")

@@ -49,7 +49,7 @@ def pack(codes: ArrayLike, bits: int) -> Array:
                 f"got [{values.min()}, {values.max()}]"
             )
     if codes.dtype.itemsize > 4:  # np.int64, which jnp.asarray would warn about
-        return _pack(jnp.asarray(np.asarray(codes).astype(np.uint32)), bits=bits, low=low)
+        return _pack(jnp.asarray(codes.astype(np.uint32)), bits=bits, low=low)
     return _pack(jnp.asarray(codes), bits=bits, low=low)
 
 
@@ -84,6 +84,8 @@ def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
     """
     check_bits("unpack", bits)
     packed = as_array("unpack", "packed", packed)
+    if packed.dtype in FLOAT8:
+        raise TypeError(f"unpack: packed must be uint32, or uint8 with the same bytes; got {packed.dtype}")
     check_packed("unpack", "packed", packed, bits, k, "")
     return _unpack(jnp.asarray(packed), bits=bits, k=k)
 

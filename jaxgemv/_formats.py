@@ -80,6 +80,6 @@ def resolve_scale_dtype(op: str, format: str | None, scale_dtype: DTypeLike | No
 
 
 def _known(op: str, format: str) -> Format:
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"{op}: format must be None or one of {', '.join(FORMATS)}; got {format!r}")
     return FORMATS[format]

@@ -28,7 +28,7 @@ def tile_size(batch, rows, stack, *, nbytes, share: int, platform: str) -> int:
     """
     if not all(isinstance(size, int) for size in (batch, rows, stack, nbytes)):
         return 1  # symbolic, under jax.export
-    if batch < 2 * stack or share < 2 * rows:
+    if batch < 2 * stack or share < 2 * rows or stack == 0:
         return 1
     # Twice the mean, so that most matrices need one tile.
     size = min(share // rows, -(-2 * batch // stack))

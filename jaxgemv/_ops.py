@@ -235,7 +235,7 @@ def _check_implementation(o: Operands, s: Static) -> None:
     """Raises now, while tracing, for a named backend that has no kernel; whether there is a device, lowering knows."""
     if s.implementation in (None, "xla", "reference"):
         return
-    if s.implementation not in backends:
+    if not isinstance(s.implementation, str) or s.implementation not in backends:
         raise ValueError(
             f"{s.op}: implementation must be None, 'cuda', 'cpu' or 'xla'; got {s.implementation!r}"
         )

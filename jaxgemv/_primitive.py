@@ -69,7 +69,15 @@ def _width(o: Operands, s: Static) -> int:
     return o.packed.shape[-2] // (2 if _around.is_gated(s.activation) else 1)
 
 
-gemv_p.def_impl(jax.jit(lambda *args, **params: gemv_p.bind(*args, **params), static_argnames=("tree", "s")))
+_compiled = jax.jit(lambda *args, **params: gemv_p.bind(*args, **params), static_argnames=("tree", "s"))
+
+
+@gemv_p.def_impl
+def _impl(*args, **params):
+    if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        return _compiled(*args, **params)
+    with jax.disable_jit(False):  # or it would come here again
+        return _compiled(*args, **params)
 
 
 # vmap. Over x alone: one call with more rows. Over a weight or an index: one indexed call.
@@ -242,7 +250,7 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     def call(x, index):
         named = Operands(x=x, **given, index=index).items()
         results = [jax.ShapeDtypeStruct((*x.shape[:-1], width), s.out_dtype)]
-        if scratch := _dispatch.scratch(platform, o._replace(x=x, index=index), s):
+        if (scratch := _dispatch.scratch(platform, o._replace(x=x, index=index), s)) is not None:
             results.append(scratch)
         f = jax.ffi.ffi_call(TARGET, results)
         return f(*named.values(), operands=",".join(named), transposed=s.k is not None, **attributes)[0]

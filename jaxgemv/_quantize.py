@@ -1,6 +1,7 @@
 """From a float weight to a `QuantizedTensor`."""
 
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -69,7 +70,7 @@ def quantize(
     dtype = resolve_scale_dtype("quantize", format, scale_dtype, weight.dtype)
     if weight.ndim < 2 or 0 in weight.shape[-2:]:
         raise ValueError(f"quantize: weight must have shape (..., N, K), N and K >= 1; got {weight.shape}")
-    if not -weight.ndim <= in_axis < weight.ndim:
+    if not isinstance(in_axis, Integral) or not -weight.ndim <= in_axis < weight.ndim:
         raise ValueError(f"quantize: in_axis must be an axis of weight, {weight.shape}; got {in_axis}")
     if format is not None and symmetric:
         raise ValueError(f"quantize: symmetric must be False for format={format!r}; got {symmetric}")
@@ -85,7 +86,7 @@ def quantize(
         group_size=group_size,
         symmetric=bool(symmetric),
         mse=method == "mse",
-        in_axis=in_axis,
+        in_axis=int(in_axis),
         dtype=dtype,
     )
 
@@ -128,7 +129,7 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
         # Filled up with the last weight, which leaves the group's range as it is.
         weight = jnp.pad(weight, [(0, 0)] * len(lead) + [(0, short)], mode="edge") if short else weight
         # The barrier: sums then run over the same array, in the same order, whichever axis was K.
-        groups = lax.optimization_barrier(weight.reshape(*weight.shape[:-1], -1, g))
+        groups = lax.optimization_barrier(weight.reshape(*weight.shape[:-1], weight.shape[-1] // g, g))
         zero = None
         if of is None:
             codes, scale, zero = _rounding.affine(
@@ -163,7 +164,7 @@ def _by_rows(f, weight):
     """f of (..., N, K), which has results (..., N, ...), some rows at a time: every nth, as shards have their own."""
     *lead, n, k = weight.shape
     blocks = min(n, -(-weight.size // _BLOCK))
-    if blocks == 1:
+    if blocks <= 1:
         return f(weight)
     at = len(lead)
     short = -n % blocks

@@ -92,7 +92,7 @@ def pick(w: Mapping[str, Array], entry: Array | None) -> dict[str, Array]:
     """The arrays of entry `entry` of a stack, of which one alone serves every index; all of them for None."""
     if entry is None:
         return dict(w)
-    return {name: a[0] if a.shape[0] == 1 else a[entry] for name, a in w.items()}
+    return {name: a[0] if a.shape[0] == 1 else jnp.asarray(a)[entry] for name, a in w.items()}
 
 
 def of_entries(
@@ -104,6 +104,10 @@ def of_entries(
         y = one(o.x, pick(w, None))
         return (y if o.bias is None else y + o.bias.astype(jnp.float32)).astype(s.out_dtype)
 
+    bad = np.asarray(np.iinfo(np.int32).min if s.out_dtype == np.int32 else np.nan, s.out_dtype)
+    if isinstance(o.stack, int) and o.stack == 0:
+        return jnp.full((*o.x.shape[:-1], width), bad)
+
     # Differentiated, it keeps x and index, and not what it dequantised.
     @partial(jax.checkpoint, prevent_cse=False)
     def of_slice(x, index):
@@ -111,8 +115,7 @@ def of_entries(
         y = one(x, picked)
         if "bias" in picked:
             y = y + picked["bias"].astype(jnp.float32)
-        bad = np.asarray(np.iinfo(np.int32).min if y.dtype == jnp.int32 else np.nan, y.dtype)
-        return jnp.where(in_range(index, o.stack), y, bad).astype(s.out_dtype)
+        return jnp.where(in_range(index, o.stack), y.astype(s.out_dtype), bad)
 
     if o.prefix == 0:
         return of_slice(o.x, o.index)
@@ -120,7 +123,7 @@ def of_entries(
     def call(x, index):
         if not isinstance(x.shape[0], int):  # symbolic, under jax.export
             return jax.vmap(of_slice)(x, index)
-        cost = nbytes + 4 * x.shape[1] * width
+        cost = nbytes + (4 * x.shape[1] * width if isinstance(x.shape[1], int) else 0)
         chunk = max(1, _SIDE_BY_SIDE // max(cost, 1))
         if chunk >= x.shape[0]:
             return jax.vmap(of_slice)(x, index)

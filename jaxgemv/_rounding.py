@@ -217,7 +217,8 @@ def _power_of_two(magnitude: Array, largest) -> Array:
     bits = lax.bitcast_convert_type(magnitude, jnp.int32)
     of_largest = np.float32(largest).view(np.int32)
     mantissa = np.int32(0x7FFFFF)
-    exponent = (bits >> 23) - (of_largest >> 23) + 127 + (bits & mantissa > of_largest & mantissa)
+    is_above = (bits & mantissa) > (of_largest & mantissa)
+    exponent = (bits >> 23) - (of_largest >> 23) + 127 + is_above.astype(jnp.int32)
     byte = jnp.where(magnitude == 0, 127, jnp.clip(exponent, 0, 0xFE))
     return jnp.where(jnp.isnan(magnitude), _E8M0_NAN, byte).astype(jnp.uint8)
 

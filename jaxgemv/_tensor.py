@@ -205,11 +205,11 @@ class QuantizedTensor:
         lead = () if isinstance(i, slice) else i.shape[:-1]
         for name, a in arrays.items():
             if name == "scale" and a.ndim == 0:  # where an index out of range is seen
-                a = jnp.broadcast_to(a, (size,))
+                a = _broadcast(a, (size,))
             if name in _BY_ROW and a.ndim:
                 arrays[name] = _take(a, i)
             elif lead:
-                arrays[name] = jnp.broadcast_to(a, (*lead, *a.shape))
+                arrays[name] = _broadcast(a, (*lead, *a.shape))
         return dataclasses.replace(self, **arrays)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Array:
@@ -256,6 +256,12 @@ def _checked(i, size: int):
     return i
 
 
+def _broadcast(a, shape: tuple[int, ...]):
+    if isinstance(a, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, a.dtype)
+    return jnp.broadcast_to(a, shape)
+
+
 def _take(a, i):
     if isinstance(a, jax.ShapeDtypeStruct):
         return jax.eval_shape(lambda a: _take(a, i), a)
@@ -287,6 +293,8 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
         raise TypeError(f"dequantize: w must be a QuantizedTensor; got {type(w).__name__}")
     if w.scale is None:
         raise TypeError("dequantize: w.scale must be an array; got None")
+    given = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None}
+    w = dataclasses.replace(w, **{name: as_array("dequantize", f"w.{name}", a) for name, a in given.items()})
     k = w.shape[-1]
     group = check_weight("dequantize", w, k, "w.", least=1)
     arrays = {name: getattr(w, name) for name in ARRAYS if name != "perm"}

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from math import lcm, prod
 from typing import Any, NamedTuple
@@ -51,7 +52,8 @@ def quantize_tree(
     - predicate: (path, array) to whether the leaf is quantised, or to a dict of arguments for it in place of those
       below; the path is like "layers/0/mlp/kernel". By default float arrays of two dimensions and more whose path ends
       in kernel, weight or w.
-    - donate: deletes each leaf once its codes are there, so that memory never holds more than the tree and one leaf.
+    - donate: deletes each leaf once its codes are there, so that memory never holds more than the tree and one leaf;
+      one that is several leaves with the last of them, if all are quantised.
     - report: called with a record for each leaf: its `path`, `what` became of it, `why`, bytes `before` and `after`.
     - quantize_arguments: of `jaxgemv.quantize`.
 
@@ -95,7 +97,9 @@ def converted(
     donated: Callable[[Any], bool] | None,
     report: Callable[[Record], Any] | None,
 ) -> list:
-    """What `make` makes of each leaf that `chosen` has arguments for, and the others. donated: may this one go?"""
+    """What `make` makes of each leaf that `chosen` has arguments for, and the others. donated: may this one go? It
+    stays as long as it is another leaf too."""
+    uses = Counter(id(leaf) for _, leaf in leaves)
     made = []
     for name, leaf in _with_progress(leaves):
         arguments, why = chosen(name, leaf)
@@ -107,7 +111,8 @@ def converted(
                 raise type(error)(f"{op}: {name}: {error}") from error
         record = Record(name, _what(new, leaf), why, _nbytes(leaf), _nbytes(new))
         is_array = isinstance(leaf, Array) and not isinstance(leaf, Tracer)
-        if donated is not None and new is not leaf and is_array and donated(leaf):
+        uses[id(leaf)] -= new is not leaf
+        if donated is not None and not uses[id(leaf)] and is_array and donated(leaf):
             jax.block_until_ready(new)
             leaf.delete()
         made.append(new)

@@ -46,6 +46,13 @@ UNPACK = (
     (ValueError, "packed must have shape (..., 3); got (4,)", a(4, dtype=u32), 3, 32),
     (ValueError, "packed must have shape (N, 12); got (2, 4)", a(2, 4, dtype=u8), 3, 32),
     (TypeError, "packed must be uint32, or uint8 with the same bytes; got float32", a(3), 3, 32),
+    (
+        TypeError,
+        "packed must be uint32, or uint8 with the same bytes; got float8_e4m3fn",
+        a(3, dtype=jnp.float8_e4m3fn),
+        8,
+        3,
+    ),
 )
 
 
@@ -60,6 +67,8 @@ QUANTIZE = (
     (ValueError, "bits must be an integer from 1 to 8; got True", a(6, 64), {"bits": True}),
     (TypeError, "weight must be a float array; got int32", a(6, 64, dtype=i32), {}),
     (TypeError, "scale_dtype must be float16, bfloat16 or float32; got int8", a(6, 64), {"scale_dtype": i8}),
+    (ValueError, "in_axis must be an axis of weight, (6, 64); got None", a(6, 64), {"in_axis": None}),
+    (ValueError, "in_axis must be an axis of weight, (6, 64); got 0.0", a(6, 64), {"in_axis": 0.0}),
     (
         TypeError,
         "scale_dtype must be a dtype or the name of one; got 'bf16'",
@@ -75,6 +84,12 @@ QUANTIZE = (
         "format must be None or one of nf4, fp4, mxfp4, nvfp4, iq4_nl, fp8, mxfp8; got 'nf5'",
         a(6, 64),
         {"format": "nf5"},
+    ),
+    (
+        ValueError,
+        "format must be None or one of nf4, fp4, mxfp4, nvfp4, iq4_nl, fp8, mxfp8; got ['nf4']",
+        a(6, 64),
+        {"format": ["nf4"]},
     ),
     (ValueError, "bits must be 4 for format='nf4'; got 3", a(6, 64), {"format": "nf4", "bits": 3}),
     (ValueError, "bits must be 8 for format='fp8'; got 4", a(6, 64), {"format": "fp8", "bits": 4}),

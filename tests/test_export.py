@@ -85,6 +85,19 @@ def test_tensor(k, backend, rng):
     assert (tensor.bits, tensor.group_size, tensor.k) == (p.tensor.bits, p.tensor.group_size, p.tensor.k)
 
 
+@pytest.mark.parametrize("rows", ["4", "c"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_symbolic_batch_of_indices(implementation, rows, problem):
+    """For GPUs, which have scratch for each slice of x; and of rows alone, without kernels."""
+    tensor = jax.tree.map(lambda a: jnp.stack([a, a]), problem[0].tensor)
+    f = jax.jit(lambda x, index: jaxgemv.gemv(x, tensor, index=index, implementation=implementation))
+    for batch in ("b", "2"):
+        shape = jax.export.symbolic_shape(f"{batch}, {rows}, {K}")
+        specs = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:1], jnp.int32)
+        for platform in ("cuda", "cpu", "tpu"):
+            jax.export.export(f, platforms=(platform,), disabled_checks=jaxgemv.EXPORT_CHECKS)(*specs)
+
+
 @pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda"), ("cpu", "tpu", "cuda")])
 def test_platforms(platforms, problem):
     """Each platform gets its own way: a kernel where there is one."""

@@ -91,6 +91,15 @@ def test_pack_dtypes(dtype):
     np.testing.assert_array_equal(unpack(pack(array, 4), 4, 16), codes)
 
 
+def test_pack_wide_integers_under_jit():
+    """What jnp.arange gives where JAX has 64 bits."""
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        codes = jnp.arange(8)
+        assert codes.dtype == jnp.int64
+        packed = jax.jit(lambda codes: pack(codes, 4))(codes)
+    np.testing.assert_array_equal(packed, [0x76543210])
+
+
 def test_pack_under_jit():
     codes = jnp.arange(16, dtype=jnp.uint8)
     np.testing.assert_array_equal(jax.jit(pack, static_argnums=1)(codes, 4), pack(codes, 4))

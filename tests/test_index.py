@@ -1,5 +1,6 @@
 """index: one layer of a stack, or one expert per row, without a slice of the stack."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from kernels import assert_ran, by_name, kernels
 from problems import Case, make
 
-from jaxgemv import QuantizedTensor, gemv
+from jaxgemv import QuantizedTensor, gemv, quantize
 
 STACK = 4
 CASE = Case(3, 9, 56, 8, "zero", bias=True)
@@ -180,3 +181,48 @@ def test_int8_x_out_of_range(rng):
     y = gemv(p.x.astype(np.int8), w, index=np.array([0, 1], np.int32))
     np.testing.assert_array_equal(y[0], p.x[0] @ (p.weight() / p.scale[:, None]).T)
     assert (np.asarray(y[1]) == np.iinfo(np.int32).min).all()
+
+
+# Out of range, with parts behind the product
+
+
+@pytest.mark.parametrize("part", ["global_scale", "bias", "x_scale"])
+def test_gradient_of_a_part(part, backend):
+    """A row whose index is out of range adds nothing: no NaN, and nothing to the entry that it is clipped to."""
+    w = quantize(jnp.ones((3, 4, 32)))
+    w = dataclasses.replace(w, global_scale=jnp.ones(3))
+    index = jnp.array([1, -1, 7])
+    parts = {"bias": jnp.zeros((3, 4)), "x_scale": jnp.ones((3, 1))}
+    x = jnp.ones((3, 32), jnp.int8 if part == "x_scale" else jnp.float32)
+
+    def f(a):
+        of_w = dataclasses.replace(w, global_scale=a) if part == "global_scale" else w
+        rest = {} if part == "global_scale" else {part: a}
+        y = gemv(x, of_w, index=index, **rest, implementation=backend)
+        return jnp.where(jnp.isnan(y), 0, y).sum()
+
+    a = w.global_scale if part == "global_scale" else parts[part]
+    gradient = np.asarray(jax.grad(f)(a)).reshape(3, -1)
+    expected = np.zeros_like(gradient)
+    # Each of 4 weights of a row is 1, of 32 inputs.
+    expected[0 if part == "x_scale" else 1] = 1 if part == "bias" else 128
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+
+
+def test_empty_stack(backend):
+    """There is nothing in range."""
+    w = quantize(jnp.ones((3, 4, 32)))[:0]
+    assert np.isnan(gemv(jnp.ones((2, 32)), w, index=0, implementation=backend)).all()
+    assert jax.vmap(partial(gemv, implementation=backend), (None, 0))(jnp.ones(32), w).shape == (0, 4)
+
+
+@pytest.mark.parametrize("name", ["norm", "scale", "global_scale", "perm"])
+def test_gradient_beside_arrays_of_numpy(name, backend, rng):
+    """Differentiated from outside of a jit that closes over them."""
+    w = jax.tree.map(np.asarray, quantize(rng.standard_normal((3, 4, 32)).astype(np.float32)))
+    w = dataclasses.replace(w, global_scale=np.ones(3, np.float32))
+    w = dataclasses.replace(w, perm=np.tile(np.arange(32)[::-1], (3, 1))) if name == "perm" else w
+    norm = {"norm": np.ones((3, 32), np.float32)} if name == "norm" else {}
+    index = jnp.array([0, 2])
+    f = jax.jit(lambda x: gemv(x, w, index=index, **norm, implementation=backend).sum())
+    assert np.isfinite(jax.grad(f)(jnp.ones((2, 32)))).all()

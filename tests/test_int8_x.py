@@ -152,3 +152,8 @@ def test_small_magnitudes_are_no_zeros():
     x = jnp.full((1, 8), 1e-35, jnp.float32)
     codes, scale = quantize_activations(x)
     np.testing.assert_allclose(codes * np.asarray(scale), x, rtol=1e-2)
+
+
+def test_activations_without_rows():
+    x, x_scale = quantize_activations(jnp.ones((0, 64)), group_size=32)
+    assert (x.shape, x_scale.shape) == ((0, 64), (0, 2))

@@ -97,6 +97,15 @@ def test_in_place_update_of_a_donated_x(backend, x, rng):
         np.testing.assert_array_equal(y, np.concatenate([p.answer()[:4].astype(p.x.dtype), p.x[4:]]))
 
 
+def test_disabled(rng):
+    """Operation by operation, as for a debugger; what is one operation here stays compiled."""
+    p = make(rng, 4, "float32", Case(3, 16, 32, 16, "zero"), exact=True)
+    with jax.disable_jit():
+        np.testing.assert_array_equal(gemv(p.x, p.tensor), p.answer())
+        np.testing.assert_array_equal(jax.vmap(gemv, (0, None))(p.x, p.tensor), p.answer())
+        assert jax.grad(lambda x: gemv(x, p.tensor).sum())(p.x).shape == p.x.shape
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_in_place_update_of_a_donated_bias(backend, rows, rng):
     """The same of a bias that lies where the result goes: alone it may be of one row."""

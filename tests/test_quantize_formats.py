@@ -252,3 +252,9 @@ def test_not_finite(format, method, weight):
     expected = np.zeros((64, 512 // group), bool)
     expected[3, 70 // group] = expected[5, 200 // group] = True
     np.testing.assert_array_equal(found, np.repeat(expected, group, axis=1))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_under_strict_promotion(format):
+    with jax.numpy_dtype_promotion("strict"):
+        assert quantize(jnp.ones((4, 64)), format=format).shape == (4, 64)

@@ -271,6 +271,18 @@ def test_repr(rng):
     assert repr(jax.tree.map(lambda _: None, w)) == "QuantizedTensor(bits=3, group_size=32, k=70)"
 
 
+def test_no_rows():
+    """What an embedding gives for no tokens."""
+    w = quantize(jnp.ones((4, 32)))
+    assert w[jnp.zeros(0, int)].dequantize().shape == (0, 32)
+    assert quantize(jnp.ones((0, 4, 32))).dequantize().shape == (0, 4, 32)
+
+
+def test_a_number_for_a_scale(p):
+    w = QuantizedTensor(packed=p.packed, scale=2.0, bits=4)
+    assert w.dequantize().shape == (6, 48)
+
+
 def test_no_bits(p):
     with pytest.raises(ValueError, match="QuantizedTensor: bits must be an integer from 1 to 8; got None"):
         print(QuantizedTensor(packed=p.packed, scale=p.scale).shape)

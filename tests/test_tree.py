@@ -103,6 +103,17 @@ def test_donate(params, rng):
     assert kept["layers"][0]["up"]["bias"] is params["layers"][0]["up"]["bias"]
 
 
+def test_donate_what_occurs_twice(params):
+    """It goes with its last use, and stays where it is also kept."""
+    kernel = params["stack"]["w"] + 0
+    new = quantize_tree({"head": {"kernel": kernel}, "table": kernel}, in_axis=-2, donate=True)
+    assert isinstance(new["head"]["kernel"], QuantizedTensor)
+    np.testing.assert_array_equal(new["table"], params["stack"]["w"])
+    new = quantize_tree({"a": {"kernel": kernel}, "b": {"kernel": kernel}}, in_axis=-2, donate=True)
+    assert isinstance(new["b"]["kernel"], QuantizedTensor)
+    assert kernel.is_deleted()
+
+
 def test_under_jit(params):
     new = jax.jit(lambda tree: quantize_tree(tree, in_axis=-2, donate=True))(params)
     expected = quantize_tree(params, in_axis=-2)

@@ -69,7 +69,7 @@ def _check_out_sharding(op: str, out_sharding, mesh, ndim: int) -> PartitionSpec
 @partial(jax.jit, static_argnames=("product", "s", "mesh", "out"), inline=True)
 def _over_mesh(o: Operands, *, product, s: Static, mesh, out) -> Array:
     """The product cut as its plan says, and the parts around it row by row: before it each device has all of K."""
-    rest, within = None, s
+    rest, within, stack = None, s, None if o.index is None else o.stack
     if _around.has_parts(o, s):
         o, rest = _around.split(o)
         within = _around.inner(o, rest, s)
@@ -78,7 +78,7 @@ def _over_mesh(o: Operands, *, product, s: Static, mesh, out) -> Array:
         o = o._replace(norm=None, perm=None, x_scale=None)
     y = _cut(o, product, within, mesh)
     if rest is not None:
-        y = _after(y, rest, s, mesh)
+        y = _after(y, rest, s, stack, mesh)
     return y if out is None else jax.sharding.reshard(y, NamedSharding(mesh, out))
 
 
@@ -109,7 +109,7 @@ def _by_rows(f: Callable[[Operands], Array], o: Operands, mesh) -> Array:
     return _mapped(f, (o,), (specs,), spec_of((*lead, ())), mesh)
 
 
-def _after(y: Array, rest: Operands, s: Static, mesh) -> Array:
+def _after(y: Array, rest: Operands, s: Static, stack: int | None, mesh) -> Array:
     """_around.after: y stays cut over N, unless its halves meet."""
     *lead, n = _held(y)
     gated = _around.is_gated(s.activation)
@@ -120,7 +120,8 @@ def _after(y: Array, rest: Operands, s: Static, mesh) -> Array:
         dims.setdefault(name, (*((),) * (a.ndim - 1), own) if by_row else ((),) * a.ndim)
     specs = _specs({name: dims[name] for name in rest.items()})
     spec = spec_of((*lead, own))
-    y = _mapped(lambda y, rest: _around.after(y, rest, s), (y, rest), (spec, specs), spec, mesh)
+    after = partial(_around.after, s=s, stack=stack)
+    y = _mapped(after, (y, rest), (spec, specs), spec, mesh)
     fits = y.shape[-1] % prod(mesh.shape[a] for a in n) == 0
     return jax.sharding.reshard(y, NamedSharding(mesh, spec_of((*lead, n)))) if gated and n and fits else y
 
