@@ -92,18 +92,18 @@ def measure(grid: Grid, backend: str, cell: Cell, pool) -> Choice:
     names = [name for name in dict.fromkeys(kernel.name for kernel in found) if name != _REFERENCE]
     x = jax.device_put(random_arrays(bits=0)("normal", (cell.rows, k), cell.dtype), grid.device)
     count = grid.plan.count(sum(map(nbytes, jax.tree.leaves(w))), cell.flops)
-    program = partial(pool.submit, chain.program, x=x, weights=[w] * count, scratch=grid.clock.scratch)
+    submit = partial(pool.submit, chain.program, x=x, weights=[w] * count, scratch=grid.clock.scratch)
     is_many, kernel = cell.rows > _ffi.backends[backend].most_rows, gemv
     if is_many:
         names = [name for name in names if name in _FOR_MANY]
         kernel = partial(gemv, implementation=backend)
     # One each, since a CUDA graph keeps the kernel that it was recorded with.
-    programs = [program(each) for each in (gemv, *[kernel] * len(names))]
+    programs = [submit(each) for each in (gemv, *[kernel] * len(names))]
     wait(programs)
     if is_many:
         with _no_kernels(backend):
             names.append(_WRITTEN)
-            programs.append(program(gemv))
+            programs.append(submit(gemv))
             wait(programs)
     weights = copies(weight(cell, random_arrays(cell.bits)), count)
     for name, program in zip(("", *names), [each.result() for each in programs]):

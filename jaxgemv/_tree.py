@@ -84,8 +84,7 @@ def quantize_tree(
 
     if predicate is None and report is None:
         _warn_of_names(named)
-    donated = (lambda leaf: True) if donate else None
-    return structure.unflatten(converted(_OP, named, chosen, make, donated=donated, report=report))
+    return structure.unflatten(converted(_OP, named, chosen, make, donate=donate, report=report))
 
 
 def converted(
@@ -94,11 +93,11 @@ def converted(
     chosen: Callable[[str, Any], Choice],
     make: Callable[[str, Any, Mapping[str, Any]], Any],
     *,
-    donated: Callable[[Any], bool] | None,
+    donate: bool,
     report: Callable[[Record], Any] | None,
 ) -> list:
-    """What `make` makes of each leaf that `chosen` has arguments for, and the others. donated: may this one go? It
-    stays as long as it is another leaf too."""
+    """What `make` makes of each leaf that `chosen` has arguments for, and the others. donate: deletes what was made
+    into another, but not as long as it is another leaf too."""
     uses = Counter(id(leaf) for _, leaf in leaves)
     made = []
     for name, leaf in _with_progress(leaves):
@@ -112,7 +111,7 @@ def converted(
         record = Record(name, _what(new, leaf), why, _nbytes(leaf), _nbytes(new))
         is_array = isinstance(leaf, Array) and not isinstance(leaf, Tracer)
         uses[id(leaf)] -= new is not leaf
-        if donated is not None and not uses[id(leaf)] and is_array and donated(leaf):
+        if donate and is_array and not uses[id(leaf)]:
             jax.block_until_ready(new)
             leaf.delete()
         made.append(new)
@@ -157,7 +156,7 @@ def _warn_of_names(named: list[tuple[str, Any]]) -> None:
     matrices = [
         name for name, leaf in named if choice(_OP, name, leaf, None, lambda *_: ({}, ""))[0] is not None
     ]
-    if matrices and not any(name.rpartition("/")[2] in _NAMES for name in matrices):
+    if matrices and all(_by_name(name, None)[0] is None for name in matrices):
         warnings.warn(
             f"{_OP}: nothing is quantised, since no path ends in {', '.join(_NAMES)}; got {matrices[0]!r}. "
             "predicate=lambda path, array: True takes all matrices",

@@ -187,11 +187,13 @@ class Tied(nnx.Module):
 def test_shared_weights(donate):
     """Layers with one kernel share its codes; an array that something else holds is not deleted."""
     model = Tied(nnx.Rngs(0))
-    expected = quantize(model.a.kernel[...], in_axis=0, method="minmax")
+    kernel = model.a.kernel[...]
+    expected = quantize(kernel, in_axis=0, method="minmax")
     new = quantize_model(model, donate=donate, method="minmax")
     assert new.a.packed is new.b.packed
     assert new.b.bias is not None
     assert_equal(new.b.kernel.tensor, expected)
+    assert kernel.is_deleted() == donate
     assert not new.free[...].is_deleted()
 
 

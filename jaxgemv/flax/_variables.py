@@ -55,9 +55,7 @@ def quantize_variables(
         return quantized(leaf, quantize_arguments | dict(arguments) | {"in_axis": -2})
 
     leaves = [(name, nn.meta.unbox(leaf)) for name, leaf in boxes.items()]
-    made = converted(
-        _OP, leaves, chosen, make, donated=(lambda leaf: True) if donate else None, report=report
-    )
+    made = converted(_OP, leaves, chosen, make, donate=donate, report=report)
     params: dict[tuple, Any] = {}
     quant: dict[tuple, Any] = flatten_dict(dict(variables.get("quant", {})))
     for (path, box), new in zip(flat.items(), made):

@@ -1,6 +1,5 @@
 """`quantize_model`: the layers of a model, one after another."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -80,7 +79,6 @@ def quantize_model(
         raise TypeError(f"{_OP}: model must be a flax.nnx.Module; got {type(model).__name__}")
     given, model = model, nnx.clone(model)
     leaves = dict(_leaves(model, given, "", set()))
-    uses = Counter(id(leaf.array) for leaf in leaves.values())
     layers: dict[int, Quantized] = {}  # by the id of the one that each stands for
     twins: dict[Any, Quantized] = {}
 
@@ -100,12 +98,8 @@ def quantize_model(
         layers[id(owner)] = new
         return new._tensor
 
-    def donated(array) -> bool:
-        uses[id(array)] -= 1
-        return uses[id(array)] == 0
-
     arrays = [(name, leaf.array) for name, leaf in leaves.items()]
-    converted(_OP, arrays, chosen, make, donated=donated if donate else None, report=report)
+    converted(_OP, arrays, chosen, make, donate=donate, report=report)
     return _replaced(model, layers, set())
 
 
