@@ -156,6 +156,12 @@ def stream_floats(bits: int) -> list[Case]:
             Case(1, 70, 2048, 16, scale="float8_e4m3fn", bias=True),
             Case(5, 33, 1088, 16, scale="float8_e4m3fn"),
             Case(8, 17, 96, 16),
+            # Rows that are no whole 16 bytes, and K of any value; odd numbers of rows and groups.
+            Case(1, 33, 1001, "row", bias=True),
+            Case(1, 17, 8 * 128 + 3, 128, scale="bfloat16"),
+            Case(2, 26, 8 * 32 + 1, 32, scale="float16"),
+            Case(2, 21, 7 * 128, 128, scale="float16"),
+            Case(2, 40, 1000, 64, scale="float32", bias=True),
         ]
     return cases
 

@@ -6,8 +6,8 @@ from problems import Case
 
 
 def stream(bits: int) -> list[Case]:
-    """Rows of whole 16 bytes, 16 of them and more; rows of scales of whole words, or an even number of others, or one
-    scale.
+    """Rows of whole 16 bytes, or few rows of x; 16 of them and more; rows of scales of whole words, or an even number of
+    others, or one scale.
 
     Groups of a part of what a warp has of a row, and of several such parts.
     """
@@ -37,6 +37,7 @@ def stream(bits: int) -> list[Case]:
         Case(2, 18, 8 * large + least, large, "offset", scale="float16"),
         Case(8, 130, 3 * large, large, "fraction", scale="float16"),
         Case(16, 66, 13 * large, large, "zero", scale="bfloat16"),
+        *stream_words(middle, large),
     ]
     if bits == 8:
         cases += [Case(4, 34, 5 * middle, middle, "zero", scale="bfloat16")]
@@ -65,6 +66,24 @@ def stream_rare(bits: int) -> list[Case]:
         Case(1, 66, 13 * 128, 128, "zero", scale="bfloat16"),
         Case(2, 18, 3 * 256, 256, "offset", scale="float16"),
         Case(1, 24, 5 * 512, 512, "zero"),
+        *stream_words(middle, 256),
+    ]
+
+
+def stream_words(group: int, large: int) -> list[Case]:
+    """Up to two rows, of any K."""
+    return [
+        Case(1, 16, 1, "row", "mid", scale="float32"),
+        Case(1, 33, 1001, "row", "mid", bias=True, scale="float32"),
+        Case(2, 40, 1000, group, "offset", scale="float32"),
+        Case(1, 47, 4099, "row", "zero", bytes=True, scale="bfloat16"),
+        Case(2, 21, 2051, "row", "fraction", scale="float16", bias=True),
+        Case(1, 40, 5 * group, group, "zero", scale="bfloat16"),
+        Case(2, 18, 7 * group + 5, group, "offset", scale="bfloat16"),
+        # Odd numbers of groups, 16-bit, and of rows: the last tile ends behind the last row.
+        Case(1, 17, 16 * large + 3, large, "zero", scale="bfloat16", bias=True),
+        Case(2, 51, 9 * large, large, "fraction", scale="float16"),
+        Case(1, 34, 3 * large + 2, large, "zero", scale="float32", bias=True),
     ]
 
 

@@ -62,10 +62,10 @@ CHOSEN = [
     ("cuda", 6, "bfloat16", Case(8, 8192, 4096, 128), "wgmma_tma direct"),
     ("cuda", 4, "bfloat16", Case(3, 999, 4099, "row"), "mma_any"),
     ("cuda", 3, "bfloat16", Case(2, 8192, 4096, 32), "stream"),
-    ("cuda", 3, "bfloat16", Case(2, 8192, 4000, 32), "fma"),
-    ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "fma"),
+    ("cuda", 3, "bfloat16", Case(2, 8192, 4000, 32), "stream"),
+    ("cuda", 4, "bfloat16", Case(2, 999, 4099, "row"), "stream"),
     ("cuda", 6, "float32", Case(1, 8192, 1024, 64), "stream"),
-    ("cuda", 6, "float32", Case(1, 8192, 1056, 32), "fma"),
+    ("cuda", 6, "float32", Case(1, 8192, 1056, 32), "stream"),
     ("cuda", 6, "float32", Case(2, 16384, 2048, 64), "wgmma_tma mma_any"),
     ("cuda", 5, "bfloat16", Case(1, 1536, 1024, 128), "fma"),
     ("cuda", 1, "float16", Case(1, 4096, 1024, "row", scale="float32"), "stream"),
@@ -77,7 +77,7 @@ CHOSEN = [
     ("cuda", 8, "float16", Case(64, 512, 512, "row"), "direct"),
     ("cuda", 5, "float32", Case(8, 2048, 1024, 64), "direct"),
     ("cuda", 6, "bfloat16", Case(1, 8192, 1024, 256), "stream"),
-    ("cuda", 6, "bfloat16", Case(1, 8192, 1056, "row"), "direct"),
+    ("cuda", 6, "bfloat16", Case(1, 8192, 1056, "row"), "stream"),
     ("cuda", 4, "bfloat16", Case(1, 256, 1000, 8), "simt"),
 ]
 CHOSEN_TRANSPOSED = [

@@ -268,8 +268,8 @@ def test_residual_in_the_place_of_the_result(backend, x, rng):
 def test_one_byte_scale(kernel, rng):
     """In groups, by row and for all."""
     cases = must_take(kernel)
-    if kernel.name == "stream":  # which has grouped scales of integers in 16 or 32 bits
-        cases = [case for case in cases if isinstance(case.group, str)]
+    if kernel.name == "stream":  # which has other scales of integers in 16 or 32 bits
+        cases = [case for case in cases if isinstance(case.group, str) and case.k * kernel.bits % 128 == 0]
     if kernel.name == "wgmma_any":  # which has no room for float32 zeros of groups of 16
         cases = [case for case in cases if case.group != 16]
     dtypes = [jnp.float8_e4m3fn, jnp.float8_e8m0fnu] * len(cases)

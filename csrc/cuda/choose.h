@@ -43,9 +43,16 @@ constexpr bool has_wide_table(const Problem& problem) {
 // So few rows for their length that direct, whose CTAs share K, has many more warps than stream.
 constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * problem.N; }
 
+// Rows of the weights that are whole 16 bytes, as tensor copies want them, and most kernels of stream.
+constexpr bool has_whole_pieces(const Problem& problem) {
+  return problem.K * problem.bits % 128 == 0;
+}
+
 // stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows.
 constexpr bool has_many_tiles(const Problem& problem) {
-  const Index tables = has_wide_table(problem) ? 1024 : 512, rows = problem.K > 8192 ? 960 : 512;
+  const Index of_long = has_whole_pieces(problem) ? 880 : 1536;
+  const Index tables = has_wide_table(problem) ? 1024 : 512,
+              rows = problem.K < 8192 ? 512 : of_long;
   return problem.batch * problem.N >= std::max(tables, rows);
 }
 
@@ -64,11 +71,6 @@ constexpr bool has_many_columns(const Problem& problem) {
 // What takes longer to decode above 64 rows.
 constexpr bool is_slow_to_decode(const Problem& problem) {
   return any<has_table, has_small_groups>(problem);
-}
-
-// Rows of the weights that are whole 16 bytes, for tensor copies.
-constexpr bool has_whole_pieces(const Problem& problem) {
-  return problem.K * problem.bits % 128 == 0;
 }
 
 // Whole pieces, such rows of x, and groups of whole 32.
@@ -238,6 +240,8 @@ inline constexpr Crossover kCrossovers[] = {
      kOneByteScale},
     // Against direct and mma_any: "One and two rows of any format", "Which kernel".
     {"fma", 8, 1, 1, 256 << 20, all<has_codes<20>, none<has_odd_rows>>},
+    {"direct", 0, 1, 1, 12 << 20,
+     all<has_rows<640>, has_columns<8193>, none<has_rows<880>, has_small_groups>>},
     {"fma", 0, 1, 1, kNoLimit, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
     {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
     {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},
@@ -303,7 +307,8 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any: "Few rows of x".
     {"wgmma_tma", 0, 3, 8, kNoLimit, has_codes<64>},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
-    {"stream", 0, 1, 16},
+    {"stream", 0, 1, 1, kNoLimit, has_16_bit_x},
+    {"stream", 0, 1, 16, kNoLimit, has_whole_pieces},
     {"mma_any", 0, 1, kNoLimit},
     {"transposed", 0, 1, kNoLimit},
 };

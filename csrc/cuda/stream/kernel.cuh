@@ -22,20 +22,22 @@ namespace jaxgemv::cuda {
 
 namespace stream {
 
-// kMTiles: the rows of x may be more than kRows.
+// kMTiles: the rows of x may be more than kRows. kByWords: a row of the weights may be any number of words, K any, and
+// a tile may end one row behind the last.
 template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
-          int kUnits, Parts kParts>
+          int kUnits, Parts kParts, bool kByWords>
 __global__ void __launch_bounds__(
-    SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts>::kMaxWarps * 32, 1)
+    SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts, kByWords>::kMaxWarps * 32, 1)
     gemv_stream(const Params params) {
-  using Shape = SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts>;
+  using Shape = SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts, kByWords>;
   constexpr int kSpanBytes = Shape::kSpanBytes;
   using Rows = SpanRows<kBits, kSpanBytes, kUnits>;
   constexpr bool kHasShift = kFormat == Format::kAffine;
   using Span = stream::Span<kFormat, kBits, X, kRows, kScales, kSpanBytes, kUnits, kParts>;
   constexpr int kStages = Shape::kStages;
   using Memory = WarpMemory<kFormat, kScales, Rows, kStages>;
-  using Copies = Pipeline<kFormat, kScales, Rows, kParts, kStages, Shape::kMayBeginInWord>;
+  using Copies =
+      Pipeline<kFormat, kScales, Rows, kParts, kStages, Shape::kMayBeginInWord, kByWords ? 4 : 16>;
   // Others than integers have a factor for all shifts, which is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
@@ -74,8 +76,9 @@ __global__ void __launch_bounds__(
     uint32_t thread, y;
     asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
     const int first = (slice * warps + static_cast<int>(thread / 32)) * Span::kSpanK;
-    Span::ask(params.x, params.x_dtype, (Index{y} * params.M + m0) * params.K, M, params.K, first,
-              shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
+    Span::template ask<kByWords>(params.x, params.x_dtype, (Index{y} * params.M + m0) * params.K, M,
+                                 params.K, first,
+                                 shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
   };
   wait_for_earlier();
   ask(0);
@@ -144,9 +147,10 @@ __global__ void __launch_bounds__(
       const int tile = kMTiles ? i / columns : i * params.of_columns >> kOfColumnsLog;
       const int column = i - tile * columns;
       const int first = row_of(tile);
-      const int n = first + lane % 16 + tiling.extra(lane % 16);
+      int n = first + lane % 16 + tiling.extra(lane % 16);
       int to = n, width = params.N;
       bool is_mine = pair + lane / 16 < all;
+      if constexpr (kByWords) is_mine &= n < params.N, n = min(n, params.N - 1);
       if constexpr (kTakesResidual) {               // which may be y
         to = first + (lane & (tiling.step() - 1));  // a power of two
         is_mine &= to >= first_row + (block + tile) * tiling.step();

@@ -25,10 +25,9 @@ class Stream : stream::Variants<kFormat, kBits, X> {
               (kIsRare ? OperandSet{} : OperandSet::of(Operand::kOneByteScale)),
           kFormat)};
 
-  // A row is whole 16-byte pieces, on aligned memory, and all numbers fit into 32 bits.
+  // On aligned memory, and all numbers fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
     return problem.N >= stream::kTileN && problem.N < (1 << 30) && problem.K < (1 << 25) &&
-           problem.K * kBits % 128 == 0 && is_aligned(operands.packed, 16) &&
            is_aligned(operands.x, 16) && is_aligned(operands.norm.data, 16) &&
            problem.M <= V::most_rows(problem, operands, V::find_scales(problem, operands));
   }
@@ -76,6 +75,8 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   template <Scales kScales, int kUnits>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
+    if constexpr (V::has_words(kScales))
+      if (found.by_words) return launch<2, kScales, kUnits, Parts::kNone, true>(call);
     if constexpr (V::has_parts(kScales, kUnits)) {
       if (operands.norm.data != nullptr)
         return run_rows<kScales, kUnits, Parts::kNormAndEpilogue>(call);
@@ -126,10 +127,10 @@ class Stream : stream::Variants<kFormat, kBits, X> {
     }
   }
 
-  template <int kRows, Scales kScales, int kUnits, Parts kParts>
+  template <int kRows, Scales kScales, int kUnits, Parts kParts, bool kByWords = false>
   static cudaError_t launch(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
-    using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts>;
+    using Shape = stream::SpanShape<kFormat, kBits, kRows, kScales, kUnits, kParts, kByWords>;
     using Rows = stream::SpanRows<kBits, Shape::kSpanBytes, kUnits>;
     using Span = stream::Span<kFormat, kBits, X, kRows, kScales, Shape::kSpanBytes, kUnits, kParts>;
     constexpr bool kMTiles =
@@ -143,7 +144,7 @@ class Stream : stream::Variants<kFormat, kBits, X> {
         (kHasBytes && !stream::go_into_operand(kScales) && (kIsTable || kRows <= 2));
     const auto kernel =
         stream::gemv_stream<kFormat, kBits, std::conditional_t<kIsAnyX, stream::AnyX, X>, kRows,
-                            kMTiles, kScales, kUnits, kParts>;
+                            kMTiles, kScales, kUnits, kParts, kByWords>;
     const stream::VariantSizes variant{
         .scales = kScales,
         .rows = kRows,

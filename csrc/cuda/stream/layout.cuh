@@ -34,7 +34,7 @@ inline Params params_of(const Problem& problem, const Operands& operands, const 
   p.packed = operands.packed, p.index = operands.index;
   p.x = operands.x, p.x_dtype = problem.x;
   p.M = static_cast<int>(problem.M), p.N = static_cast<int>(problem.N);
-  p.K = static_cast<int>(problem.K), p.row_bytes = p.K / 8 * bits;
+  p.K = static_cast<int>(problem.K), p.row_bytes = 4 * ceil_div(p.K * bits, 32);
   p.group_log = found.group_log;
   const int size = size_of(operands.scale.dtype);
   p.scale_row = size * static_cast<int>(operands.scale.n_stride);
@@ -66,7 +66,8 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
   // Tiles of a gated activation have half as many rows, pairs of them.
   const bool gated = is_gated(problem.activation);
-  const int N = gated ? p.N / 2 : p.N, tile = kTileN / (gated ? 2 : 1);
+  p.unit = found.odd_rows ? 2 : 1;
+  const int N = gated ? p.N / 2 : ceil_div(p.N, p.unit) * p.unit, tile = kTileN / (gated ? 2 : 1);
   p.tile_step = tile, p.tile_apart = gated ? N : kTileN / 2;
   const int more = p.tile_apart - kTileN / 2;
   p.apart_bytes = more * Index{p.row_bytes};
@@ -98,7 +99,6 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
   // compute the last of the CTA before again.
   const int all = ceil_div(N, tile);
-  p.unit = found.odd_rows ? 2 : 1;
   const bool has_one_each = p.unit == 1 && all <= most_ctas && N / all == tile - 1 && N % all > 0;
   const int ctas = has_one_each ? all : std::min(N / tile, most_ctas);
   const int units = N / p.unit;

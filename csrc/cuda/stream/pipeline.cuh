@@ -2,6 +2,7 @@
 // copies into a warp's ring, the terms that are made of scales.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 
 #include "../common/affine.cuh"
@@ -50,10 +51,10 @@ struct Params {
   // partial sums, and from those to the next warp's. They may lie where x was, which is read once.
   int x_bytes, partials, partial_bytes;
   int slices;
-  int M, N, K, row_bytes;
-  int group_log;  // a group is 2^this blocks
-  int scale_log;  // a scale, and a shift, is 2^this bytes
-  int scale_row;  // bytes from row to row
+  int M, N, K, row_bytes;  // rows are whole words
+  int group_log;           // a group is 2^this blocks
+  int scale_log;           // a scale, and a shift, is 2^this bytes
+  int scale_row;           // bytes from row to row
   // Of a span of a row 2^words_log words of scales are copied, of which 2^spans_log spans may have one together.
   // odd_rows, 0 or 1: whether odd rows begin in the middle of a word, so that a span has a word more.
   int words_log, spans_log, odd_rows;
@@ -100,9 +101,9 @@ __device__ __forceinline__ int scales_before(const Params& params, int span, int
 }
 
 // Copies a warp's spans of the weights, and the scales that go with them, tile after tile and slice
-// after slice of a block of tiles.
+// after slice of a block of tiles. kPiece: bytes that are copied at once.
 template <Format kFormat, Scales kScales, typename Rows, Parts kParts, int kStages,
-          bool kMayBeginInWord = false>
+          bool kMayBeginInWord = false, int kPiece = 16>
 struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
@@ -119,7 +120,9 @@ struct Pipeline {
       go_into_operand(kScales) ? kScaleBytes / 128 : kNumbers / 2;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;  // of a stage
   // Of a copy of weights: lanes for a row, of which some may have no piece of it, and rows.
-  static constexpr int kLanes = std::bit_ceil(unsigned{Rows::kPieces}), kRows = 32 / kLanes;
+  static constexpr int kPieces = kSpanBytes / kPiece;
+  static constexpr int kLanes = std::min(std::bit_ceil(unsigned{kPieces}), 32u),
+                       kRows = 32 / kLanes;
   const Params& params;
   const Tiling<kParts> tiling;
   uint8_t* const ring;
@@ -128,6 +131,7 @@ struct Pipeline {
   uint8_t* to;
   const char* scale_from;
   int left, slice = 0, offset, stage = 0;
+  int rows_left;    // to the end of the weights, where the last tile may be longer
   int scale_bytes;  // that there are of this lane's word in the span
 
   __device__ __forceinline__ Pipeline(const Params& params, uint32_t s, int first_row, int last_row,
@@ -140,11 +144,12 @@ struct Pipeline {
         left(tiles) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = lane / kLanes, piece = lane % kLanes;
-    to = ring + Rows::place(row, piece * 16);
-    offset = warp * kSpanBytes + piece * 16;
+    to = ring + Rows::place(row, piece * kPiece);
+    offset = warp * kSpanBytes + piece * kPiece;
     from = params.packed + ((first_row + row) * Index{params.row_bytes} + offset);
     from += s * params.packed_stack_stride;
-    if (piece >= Rows::kPieces) offset = 1 << 30;  // as if past the end of the row
+    if (kPiece == 16 && piece >= kPieces) offset = 1 << 30;  // as if past the end of the row
+    if constexpr (kPiece == 4) rows_left = params.N - first_row;
     if constexpr (kScales != Scales::kByRow) {
       // In a span of a row, first the words of its scales, then those of its shifts.
       const Param& param = kHasShift && lane >> params.words_log & 1 ? params.shift : params.scale;
@@ -162,7 +167,9 @@ struct Pipeline {
       const int warps = blockDim.x / 32;
       // Past the end of a row lies what was there before: codes, which meet x = 0. Of float8 they could
       // be NaN.
-      if (!kAnyIsFinite || offset < params.row_bytes)
+      if constexpr (kPiece == 4)
+        copy_words();
+      else if (!kAnyIsFinite || offset < params.row_bytes)
 #pragma unroll
         for (int i = 0; i < kTileN / kRows; ++i) {
           uint8_t* const piece = to + stage + i * kRows * Rows::kRowBytes;
@@ -182,10 +189,12 @@ struct Pipeline {
           copy_scales(kCopiesOfScales);
         scale_from += rows * params.scale_row;
       }
+      if constexpr (kPiece == 4) rows_left -= rows;
       if (--left == 0) {  // back to the first tile, one slice further
         const int rows = last_step + (tiles - 1) * tiling.step();
         const int before = kMayBeginInWord ? offset_of_scales() : 0;
         ++slice, left = tiles, offset += warps * kSpanBytes;
+        if constexpr (kPiece == 4) rows_left += rows;
         from += warps * kSpanBytes - rows * Index{params.row_bytes};
         const int step =
             kMayBeginInWord ? offset_of_scales() - before : (warps << params.words_log) * 4;
@@ -198,6 +207,21 @@ struct Pipeline {
   }
 
  private:
+  // A tile's words, of rows that are no whole pieces: those of a row together.
+  __device__ __forceinline__ void copy_words() const {
+    static_assert(kAnyIsFinite && !Tiling<kParts>::kMayBeGated);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kTileN; i += kRows)
+#pragma unroll
+      for (int first = 0; first < kSpanBytes; first += 4 * kLanes) {
+        const int row = i + lane / kLanes, at = first + lane % kLanes * 4;
+        if (at < kSpanBytes && offset + first < params.row_bytes && row < rows_left)
+          copy_first<4>(ring + stage + Rows::place(row, at),
+                        from + i * Index{params.row_bytes} + first, 4);
+      }
+  }
+
   // Of a tile, kCopiesOfScales words for each lane.
   __device__ __forceinline__ void copy_scales(int copy_from) const {
     const int lane = threadIdx.x % 32;
@@ -207,11 +231,12 @@ struct Pipeline {
       const int i = copy_from + copy;
       if (kHasShift ? i < 1 << params.words_log : lane + 32 * i < kTileN << params.words_log) {
         const int first = i * ((kHasShift ? kTileN : 32) >> params.words_log);
-        const bool is_second = first + (lane >> (params.words_log + kHasShift)) >= kTileN / 2;
+        const int row = first + (lane >> (params.words_log + kHasShift));
+        const bool is_second = row >= kTileN / 2, exists = kPiece == 16 || row < rows_left;
         uint8_t* const to = ring + stage + kWeightBytes + (lane + 32 * i) * 4;
         const char* const from =
             scale_from + first * params.scale_row + (is_second ? tiling.extra_of_scales() : 0);
-        copy_first<4>(to, from, bytes);
+        copy_first<4>(to, from, exists ? bytes : 0);
       }
     }
   }

@@ -19,7 +19,8 @@ JAXGEMV_HD constexpr bool takes_residual(Parts parts, int rows) {
 }
 
 // A warp's span of a row, and how many warps have registers enough for their x.
-template <Format kFormat, int kBits, int kRows, Scales kScales, int kUnits, Parts kParts>
+template <Format kFormat, int kBits, int kRows, Scales kScales, int kUnits, Parts kParts,
+          bool kByWords = false>
 struct SpanShape {
   // Many rows of x with a norm have twice the operands.
   static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
@@ -41,14 +42,15 @@ struct SpanShape {
     if (kRows <= 2 && kBits == 4) return {8, kPlain ? 16 : 12, 16};
     if (kRows <= 2 && kBits == 8) return {12, 12, 16};
     if (kRows <= 2)
-      return {kPlain ? 12 : 8, kPlain ? 16 : 12, kParts == Parts::kNormAndEpilogue ? 12 : 16};
+      return {kPlain ? 12 : 8, kPlain && !kByWords ? 16 : 12,
+              kParts == Parts::kNormAndEpilogue ? 12 : 16};
     if (kBits != 4 || kTwice) return {8, 8, 8};
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kUnits / 2];
   // Whether a span's scales may begin inside of a word: the widest blocks have the large groups, and kernels
   // for one row of x no register for it.
-  static constexpr bool kMayBeginInWord = kRows > 1 && kUnits == (kIsTable ? 2 : 4);
+  static constexpr bool kMayBeginInWord = kByWords || (kRows > 1 && kUnits == (kIsTable ? 2 : 4));
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
   // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
   static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;

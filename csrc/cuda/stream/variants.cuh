@@ -7,12 +7,14 @@
 
 namespace jaxgemv::cuda::stream {
 
-// How a call's scales lie. lane_units: a lane's share of a block, of which a group is 2^group_log.
+// How a call's weights and scales lie. lane_units: a lane's share of a block, of which a group is 2^group_log.
 struct Found {
   bool found = false;
   Scales scales = Scales::kByRow;
   int lane_units = 0, group_log = 0;
   bool odd_rows = false;  // begin in the middle of a word of scales
+  // Whether weights are copied by words: of rows that are no whole 16 bytes, or whose scales other kernels refuse.
+  bool by_words = false;
 };
 
 // Of a format, a width and a type of x.
@@ -83,24 +85,31 @@ struct Variants {
     return lane_units == kUnits && (kIsRare || blocks >> group_log >= 2);
   }
 
+  // Whether there are kernels that copy weights by words: of scales that a span has terms of.
+  static constexpr bool has_words(Scales scales) {
+    return kHasBytes && (scales == Scales::kByRow || scales == Scales::kByBlock);
+  }
+
   static Found find_scales(const Problem& problem, const Operands& operands) {
     const Param &scale = operands.scale, &shift = operands.shift;
     const bool has_one = scale.g_stride == 0 && shift.g_stride == 0;
-    if (has_one && !kIsRare) return {true};
+    bool by_words = problem.K * kBits % 128 != 0 || !is_aligned(operands.packed, 16);
+    if (has_one && !kIsRare) return {.found = true, .by_words = by_words};
     const int size = size_of(scale.dtype);
     const auto suits = [&](const Param& p) {
       return size_of(p.dtype) == size && (has_one ? p.n_stride == 1 : p.g_stride == 1) &&
              p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
     };
-    // Rows of 16-bit scales may be no whole words, if tiles, of a gated activation in both halves, can begin
-    // with even ones.
+    // Rows of 16-bit scales may be no whole words. Then tiles, of a gated activation in both halves, begin with even
+    // ones.
     const bool odd = scale.n_stride * size % 4 != 0;
-    if (odd && (size != 2 || problem.N % (is_gated(problem.activation) ? 4 : 2) != 0)) return {};
+    if (odd && size != 2) return {};
+    by_words |= odd && problem.N % (is_gated(problem.activation) ? 4 : 2) != 0;
     if ((kHasShift && size == 1) || !suits(scale) || !suits(shift) ||
         scale.n_stride != shift.n_stride || problem.N * scale.n_stride * size >= Index{1} << 31)
       return {};
     const bool whole = kIsTable && scale.dtype == Dtype::kE8M0 && problem.group == 32;
-    const bool halves = problem.M == 1 && !has_one && !odd && !whole;
+    const bool halves = problem.M == 1 && !has_one && !odd && !whole && !by_words;
     for (const int lane_units : {4, 2, 1}) {
       const Index block = lane_units * 32 * Unit<kBits, 1>::kBytes / kBits;
       if (has_halves(lane_units) && halves && block == 2 * problem.group)
@@ -108,11 +117,11 @@ struct Variants {
       if (!has_units(lane_units)) continue;
       for (int log = 0; has_one || block << log <= problem.group; ++log)
         if (has_one ? block << log >= problem.K : block << log == problem.group) {
-          if (odd && !may_be_odd(lane_units, log)) return {};
-          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_units, log, odd};
+          by_words |= odd && !may_be_odd(lane_units, log);
+          return {true, whole ? Scales::kE8M0 : Scales::kByBlock, lane_units, log, odd, by_words};
         }
     }
-    if (kIsTable && problem.group == 64 / kBits && size < 4 && !odd)
+    if (kIsTable && problem.group == 64 / kBits && size < 4 && !odd && !by_words)
       return {true, scale.dtype == Dtype::kE4M3 ? Scales::kE4M3 : Scales::kByHalf, 1, -1};
     return {};
   }
@@ -131,6 +140,10 @@ struct Variants {
   static Index most_rows(const Problem& problem, const Operands& operands, const Found& found) {
     if (!found.found) return 0;
     const bool normed = operands.norm.data != nullptr;
+    if (found.by_words) {
+      const bool is_plain = !normed && !has_epilogue(problem, operands, found.scales);
+      return has_words(found.scales) && is_plain ? std::min(kMaxRows, 2) : 0;
+    }
     const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);
     if (!(normed || has_epilogue(problem, operands, found.scales))) return most;
     if (!has_parts(found.scales, found.lane_units)) return 0;

@@ -52,6 +52,7 @@ class XInt8 {
   }
 
   // As in XPairs, but a lane copies whole words' x; float32 to where the second row is made.
+  template <bool kAnyK>
   static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
                                              int K, int k0, uint8_t* staged) {
     const bool wide = is_in_parts(dtype);
@@ -65,9 +66,7 @@ class XInt8 {
         const int piece = lane_id() * kPieces + j, k = k0 + 8 * piece;
         const char* const from = row + (m * K + k) * size;
         uint8_t* const to = staged + (wide ? 1 : m) * kRowBytes + piece * 8 * size;
-        copy_or_zeros(to, from, k < K);
-        if (wide) [[unlikely]]
-          copy_or_zeros(to + 16, from + 16, k < K);
+        copy_octet<kAnyK>(to, from, size, k, K);
       }
     }
   }

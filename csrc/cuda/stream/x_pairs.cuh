@@ -33,6 +33,30 @@ __device__ __forceinline__ float largest_of(float a, float b) {
   return largest;
 }
 
+// Starts the copy of an octet of x, whose elements have `size` bytes, from element k of a row of K on; zeros past K.
+// kAnyK: which may be no whole octets, and the row begin anywhere.
+template <bool kAnyK>
+__device__ __forceinline__ void copy_octet(uint8_t* to, const char* from, int size, int k, int K) {
+  if constexpr (!kAnyK) {
+    copy_or_zeros(to, from, k < K);
+    if (size == 4) [[unlikely]]
+      copy_or_zeros(to + 16, from + 16, k < K);
+  } else if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    copy_some(to, from, (K - k) * size);
+    if (size == 4) copy_some(to + 16, from + 16, (K - k) * size - 16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const bool inside = k + i < K;
+      if (size == 4)
+        copy_first<4>(to + 4 * i, from + 4 * i, inside ? 4 : 0);
+      else
+        reinterpret_cast<uint16_t*>(to)[i] =
+            inside ? reinterpret_cast<const uint16_t*>(from)[i] : 0;
+    }
+  }
+}
+
 // x of any type, which the kernel is told.
 struct AnyX {};
 
@@ -71,7 +95,8 @@ class XPairs {
 
   static __device__ __forceinline__ bool is_in_parts(Dtype) { return false; }
 
-  // Starts the copy of the span that begins at k0 of rows from element `first` on; zeros past K.
+  // Starts the copy of the span that begins at k0 of rows from element `first` on.
+  template <bool kAnyK>
   static __device__ __forceinline__ void ask(const void* x, Dtype, Index first, int rows, int K,
                                              int k0, uint8_t* staged) {
 #pragma unroll
@@ -80,8 +105,8 @@ class XPairs {
 #pragma unroll
       for (int j = 0; j < kSpanK / 256; ++j) {
         const int piece = lane_id() + 32 * j, k = k0 + 8 * piece;
-        copy_or_zeros(staged + place(m, piece),
-                      static_cast<const uint16_t*>(x) + (first + m * Index{K} + k), k < K);
+        const void* const from = static_cast<const uint16_t*>(x) + (first + m * Index{K} + k);
+        copy_octet<kAnyK>(staged + place(m, piece), static_cast<const char*>(from), 2, k, K);
       }
     }
   }
