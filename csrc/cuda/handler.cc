@@ -6,8 +6,8 @@
 
 #include "../call.h"
 #include "dequantize/launch.h"
+#include "image/image.h"
 #include "launch.h"
-#include "mma_any/image.h"
 #include "table.h"
 
 namespace jaxgemv::cuda {
@@ -26,8 +26,8 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
       dims[0] != problem.batch || dims[1] != problem.M)
     return invalid;
   // Programs for any number of rows have no more than this.
-  const Index bytes = mma_any::least_image_row_bytes(problem.M, problem.K,
-                                                     mma_any::parts_of(problem, call->operands));
+  const Index bytes =
+      image::least_image_row_bytes(problem.M, problem.K, image::parts_of(problem, call->operands));
   if (dims[2] < bytes) return invalid;
   call->operands.image = (*image)->untyped_data(), call->operands.image_row_bytes = dims[2];
   return std::nullopt;

@@ -10,7 +10,7 @@
 #include "choose.h"
 #include "device.h"
 #include "handler.h"
-#include "mma_any/image.h"
+#include "image/image.h"
 #include "record_abi.h"
 #include "table.h"
 
@@ -107,8 +107,7 @@ NB_MODULE(_cuda, m) {
   m.def(
       "image_bytes",
       [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {
-        return cuda::mma_any::image_row_bytes(rows, k,
-                                              cuda::mma_any::parts_of(dtype_of(x), has_norm));
+        return cuda::image::image_row_bytes(rows, k, cuda::image::parts_of(dtype_of(x), has_norm));
       },
       nanobind::arg("rows"), nanobind::arg("k"), nanobind::arg("x"), nanobind::arg("has_norm"),
       "Bytes of a second result, uint8 (batch, rows, bytes), that a call of so many rows of x "

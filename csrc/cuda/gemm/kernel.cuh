@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../common/grid.cuh"
-#include "../mma_any/fours.cuh"
+#include "../image/fours.cuh"
 #include "image.cuh"
 
 namespace jaxgemv::cuda::gemm {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "../common/clusters.cuh"
-#include "../mma_any/prepare.cuh"
+#include "../image/prepare.cuh"
 #include "kernel.cuh"
 
 namespace jaxgemv::cuda {
@@ -17,19 +17,19 @@ class Gemm {
 
  public:
   static constexpr KernelInfo kInfo{"gemm",      kFormat,     kBits,
-                                    kDtypeOf<X>, S::kColumns, mma_any::rounded_operands(kFormat)};
+                                    kDtypeOf<X>, S::kColumns, image::rounded_operands(kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
+    return problem.rounded && device.major == 9 && image::takes(problem, operands) &&
            operands.image != nullptr && is_aligned(operands.image, 16) &&
            has_hopper_code(kKernel, device) && layout(problem, operands, device).across > 0;
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                          cudaStream_t stream) {
-    const mma_any::Layout layout = Gemm::layout(problem, operands, device);
-    mma_any::Params p =
-        mma_any::params_of<S>(problem, operands, layout, kBits, S::kColumns, /*parts=*/1);
+    const image::Layout layout = Gemm::layout(problem, operands, device);
+    image::Params p =
+        image::params_of<S>(problem, operands, layout, kBits, S::kColumns, /*parts=*/1);
     p.tile_stride = p.tiles;
     p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
     p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
@@ -50,25 +50,25 @@ class Gemm {
              layout.bytes,
              p.ranks};
     shape.early = true;
-    return launch_kernel(kKernel, shape, device, stream, p, mma_any::packs(p));
+    return launch_kernel(kKernel, shape, device, stream, p, image::packs(p));
   }
 
  private:
   // What it takes of the call's scratch is no more than mma_any's image, which it is sized for.
-  static_assert(mma_any::kQuadK * sizeof(X) <= mma_any::kRecordBytes * (S::kWide ? 2 : 1));
+  static_assert(image::kQuadK * sizeof(X) <= image::kRecordBytes * (S::kWide ? 2 : 1));
 
   // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a block, at least and for each group of warps, of a
   // CTA, and of a group of one in a cluster.
   static constexpr int kBlockNs = 220, kGroupNs = S::kWide ? 190 : 115;
   static constexpr int kStartNs = 5000, kClusterNs = 500;
 
-  static mma_any::Layout layout(const Problem& problem, const Operands& operands,
-                                const Device& device) {
-    const int pieces = mma_any::windows_of(problem, operands, S::kUnitK).pieces;
+  static image::Layout layout(const Problem& problem, const Operands& operands,
+                              const Device& device) {
+    const int pieces = image::windows_of(problem, operands, S::kUnitK).pieces;
     const Index m_tiles = ceil_div(problem.M, Index{S::kColumns}) * problem.batch;
     const Index units = ceil_div(problem.K, S::kUnitK);
-    mma_any::Layout best;
-    Clusters<mma_any::kMostRanks> clusters;  // of one CTA on an SM
+    image::Layout best;
+    Clusters<image::kMostRanks> clusters;  // of one CTA on an SM
     if (resident_clusters(kKernel, {{}, S::threads(S::kMostGroups), device.shared_bytes - 4096},
                           device, &clusters) != cudaSuccess) {
       cudaGetLastError();  // another kernel will do
@@ -77,10 +77,10 @@ class Gemm {
     Index least = std::numeric_limits<Index>::max();
     for (int groups = S::kMostGroups; groups > 0; --groups) {
       const int bytes =
-          std::max(S::shared_bytes(groups, pieces), mma_any::sums_bytes<S>(4 * groups, /*deep=*/1));
+          std::max(S::shared_bytes(groups, pieces), image::sums_bytes<S>(4 * groups, /*deep=*/1));
       if (bytes + 1024 > device.shared_bytes) continue;
       const Index tiles = ceil_div(problem.N, Index{64} * groups);
-      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks) {
+      for (int ranks = 1; ranks <= image::kMostRanks && ranks <= units; ++ranks) {
         if (clusters[ranks] < 1) continue;
         const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
         const Index blocks = ceil_div(units, ranks) * S::kQuads * gemm::kBlocks;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/formats.cuh"
-#include "../mma_any/weights.cuh"
+#include "../image/weights.cuh"
 
 namespace jaxgemv::cuda::gemm {
 

@@ -8,7 +8,7 @@
 namespace jaxgemv::cuda::gemm {
 
 using namespace hopper;
-using namespace mma_any;
+using namespace image;
 
 constexpr int kBlockK = 32, kBlocks = kQuadK / kBlockK;
 

@@ -1,7 +1,7 @@
 // From the sums of the gemm_tma kernel to y.
 #pragma once
 
-#include "../mma_any/fours.cuh"
+#include "../image/fours.cuh"
 #include "shape.cuh"
 
 namespace jaxgemv::cuda::gemm_tma {

@@ -6,7 +6,7 @@
 
 #include "../common/clusters.cuh"
 #include "../common/tensor_map.h"
-#include "../mma_any/prepare.cuh"
+#include "../image/prepare.cuh"
 #include "kernel.cuh"
 
 namespace jaxgemv::cuda {
@@ -15,11 +15,11 @@ template <Format kFormat, int kBits, typename X>
 class GemmTma {
  public:
   static constexpr KernelInfo kInfo{"gemm_tma",  kFormat, kBits,
-                                    kDtypeOf<X>, 256,     mma_any::rounded_operands(kFormat)};
+                                    kDtypeOf<X>, 256,     image::rounded_operands(kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    return problem.rounded && device.major == 9 && mma_any::takes(problem, operands) &&
-           mma_any::slots_of(problem, operands) <=
+    return problem.rounded && device.major == 9 && image::takes(problem, operands) &&
+           image::slots_of(problem, operands) <=
                gemm_tma::Shape<kFormat, kBits, X, 128>::kMostSlots &&
            has_map_of_bytes(problem, operands) && problem.K % kChunk == 0 &&
            is_aligned(operands.x, 16) && plan(problem, device).ranks > 0;
@@ -53,7 +53,7 @@ class GemmTma {
                   kClusterNs = kIsWide ? 5000 : 3800;
     const int stage_ns = pair > 1 ? 640 : (kIsWide ? 680 : 460);
     if (S::kSharedBytes + 2048 > device.shared_bytes || !has_hopper_code(kKernel, device)) return;
-    Clusters<mma_any::kMostRanks> clusters;
+    Clusters<image::kMostRanks> clusters;
     if (resident_clusters(kKernel, {{}, S::kThreads, S::kSharedBytes}, device, &clusters) !=
         cudaSuccess) {
       cudaGetLastError();  // another kernel will do
@@ -62,7 +62,7 @@ class GemmTma {
     const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows}) *
                         ceil_div(problem.M, Index{kColumns} * pair) * problem.batch;
     const Index units = ceil_div(problem.K, Index{S::kUnitK});
-    for (int ranks = 1; ranks * pair <= mma_any::kMostRanks && ranks <= units; ++ranks) {
+    for (int ranks = 1; ranks * pair <= image::kMostRanks && ranks <= units; ++ranks) {
       if (clusters[ranks * pair] < 1) continue;
       const Index rounds = ceil_div(tiles, Index{clusters[ranks * pair]});
       const Index ns =
@@ -89,15 +89,15 @@ class GemmTma {
     for (const int piece : {4, 2})
       if (fits && is_aligned(scale.data, piece) && scale.n_stride % piece == 0 &&
           scale.stack_stride % piece == 0 && ceil_div(problem.K, problem.group) % piece == 0)
-        return {static_cast<int>(mma_any::kQuadK / problem.group), piece};
+        return {static_cast<int>(image::kQuadK / problem.group), piece};
     return {};
   }
 
   // Groups of 128 and more are a load a turn, which takes no longer than to know whether there is one.
   template <typename S>
   static gemm_tma::Loads loads_of(const Problem& problem, const Operands& operands,
-                                  const mma_any::Groups& groups) {
-    constexpr Index kQuadK = mma_any::kQuadK;
+                                  const image::Groups& groups) {
+    constexpr Index kQuadK = image::kQuadK;
     const bool regular = groups.slots > 1 && kQuadK % problem.group == 0;
     const Index of_quad = regular ? kQuadK / problem.group : groups.slots;
     const auto fits = [&](const Param& param) {
@@ -115,9 +115,9 @@ class GemmTma {
                             const Device& device, cudaStream_t stream) {
     using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
     const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows});
-    const mma_any::Layout layout{S::kConsumers, 1, plan.ranks, 0, S::kSharedBytes, false, tiles};
-    mma_any::Params p =
-        mma_any::params_of<S>(problem, operands, layout, kBits, kColumns * plan.pair, /*parts=*/1);
+    const image::Layout layout{S::kConsumers, 1, plan.ranks, 0, S::kSharedBytes, false, tiles};
+    image::Params p =
+        image::params_of<S>(problem, operands, layout, kBits, kColumns * plan.pair, /*parts=*/1);
     p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
     p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
     CUtensorMap weights, x;

@@ -4,12 +4,12 @@
 #include "../common/grid.cuh"
 #include "../common/hopper.cuh"
 #include "../gemm/numbers.cuh"
-#include "../mma_any/params.cuh"
+#include "../image/params.cuh"
 
 namespace jaxgemv::cuda::gemm_tma {
 
 using namespace hopper;
-using namespace mma_any;
+using namespace image;
 
 constexpr int kTileRows = 128;         // of the weights, of a CTA
 constexpr int kTurnStages = 2;         // that a warp decodes in a turn

@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-#include "results.cuh"
+#include "../image/results.cuh"
 #include "sums.cuh"
 
 namespace jaxgemv::cuda::mma_any {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "../image/prepare.cuh"
 #include "kernel.cuh"
-#include "prepare.cuh"
 
 namespace jaxgemv::cuda {
 
@@ -14,9 +14,9 @@ class MmaAnyOfWidth {
 
  public:
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    if (!mma_any::takes(problem, operands)) return false;
+    if (!image::takes(problem, operands)) return false;
     const bool has_image = operands.image != nullptr && is_aligned(operands.image, 16);
-    if (columns_of(problem, operands) > mma_any::kInsideColumns && !has_image) return false;
+    if (columns_of(problem, operands) > image::kInsideColumns && !has_image) return false;
     return with_variant(problem, operands, [&](auto variant) {
       return variant.layout(problem, operands, device).across > 0;
     });
@@ -31,7 +31,7 @@ class MmaAnyOfWidth {
 
  private:
   static Index columns_of(const Problem& problem, const Operands& operands) {
-    return problem.M * mma_any::parts_of(problem, operands);
+    return problem.M * image::parts_of(problem, operands);
   }
 
   template <int kColumnTiles>
@@ -44,22 +44,22 @@ class MmaAnyOfWidth {
     static constexpr int kUnitNs = 700, kStartNs = 4000, kClusterNs = 3000, kXBytesANs = 50;
 
     // Warps with rows of their own, warps and CTAs that share K: whatever takes the least time.
-    static mma_any::Layout layout(const Problem& problem, const Operands& operands,
-                                  const Device& device) {
-      const int parts = mma_any::parts_of(problem, operands);
-      const int pieces = mma_any::windows_of(problem, operands, S::kUnitK).pieces;
-      const Index rows_m = std::min<Index>(problem.M, mma_any::kMostColumns / parts);
+    static image::Layout layout(const Problem& problem, const Operands& operands,
+                                const Device& device) {
+      const int parts = image::parts_of(problem, operands);
+      const int pieces = image::windows_of(problem, operands, S::kUnitK).pieces;
+      const Index rows_m = std::min<Index>(problem.M, image::kMostColumns / parts);
       const Index columns = rows_m * parts, units = ceil_div(problem.K, S::kUnitK);
-      const Index record = S::kQuads * mma_any::kRecordBytes * columns;
+      const Index record = S::kQuads * image::kRecordBytes * columns;
       const Index rows = S::kRows / (is_gated(problem.activation) ? 2 : 1);
       const Index groups = ceil_div(problem.M, rows_m) * problem.batch;  // that share no weights
-      const bool copies = columns > mma_any::kInsideColumns;
+      const bool copies = columns > image::kInsideColumns;
       // By the system, the norm's factors, reads past the last column.
-      constexpr int kReserved = 1536 + 8 * kColumnTiles * mma_any::kMetaWords * 4 + C::kTableBytes;
-      mma_any::Layout best;
+      constexpr int kReserved = 1536 + 8 * kColumnTiles * image::kMetaWords * 4 + C::kTableBytes;
+      image::Layout best;
       Index least = 0;
       const auto consider = [&](int ranks, int across, int deep) {
-        const Index sums = mma_any::sums_bytes<S>(across, deep);
+        const Index sums = image::sums_bytes<S>(across, deep);
         const Index own = across * deep * S::bytes(pieces) + (S::kMany ? 0 : sums);
         const Index room = device.shared_bytes - kReserved - own;
         const Index tiles = ceil_div(problem.y_width(), across * rows);
@@ -81,12 +81,12 @@ class MmaAnyOfWidth {
         if (best.across > 0 && cost >= least) return;
         least = cost;
         const Index bytes = own + slice * record * (slice < most ? buffers : 1) +
-                            8 * kColumnTiles * mma_any::kMetaWords * 4 + C::kTableBytes;
+                            8 * kColumnTiles * image::kMetaWords * 4 + C::kTableBytes;
         best = {
             across, deep, ranks, static_cast<int>(slice), static_cast<int>(std::max(bytes, sums)),
             false,  tiles};
       };
-      for (int ranks = 1; ranks <= (device.major >= 9 ? mma_any::kMostRanks : 1); ranks *= 2)
+      for (int ranks = 1; ranks <= (device.major >= 9 ? image::kMostRanks : 1); ranks *= 2)
         for (int across = 1; across <= S::kMaxWarps; ++across)
           // Fewer than there could be where shared memory is small.
           for (Index deep = std::min<Index>(S::kMaxWarps / across, units / ranks); deep > 0;
@@ -97,14 +97,13 @@ class MmaAnyOfWidth {
 
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
-      const mma_any::Layout layout = Variant::layout(problem, operands, device);
-      mma_any::Params p =
-          mma_any::params_of<S>(problem, operands, layout, kBits, mma_any::kMostColumns,
-                                mma_any::parts_of(problem, operands));
-      const bool copies = columns_of(problem, operands) > mma_any::kInsideColumns;
+      const image::Layout layout = Variant::layout(problem, operands, device);
+      image::Params p = image::params_of<S>(problem, operands, layout, kBits, image::kMostColumns,
+                                            image::parts_of(problem, operands));
+      const bool copies = columns_of(problem, operands) > image::kInsideColumns;
       if (copies) {
         const cudaError_t status =
-            mma_any::launch_image<C>(problem, operands, p.units * S::kQuads, device, stream, &p);
+            image::launch_image<C>(problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }
       // CTAs go on to further tiles, but for those with many columns, which need all of x anew.
@@ -138,7 +137,7 @@ struct MmaAny : MmaAnyOfWidth<kFormat, kBits> {
       kFormat,
       kBits,
       kDtypeOf<X>,
-      mma_any::kMostColumns / mma_any::parts_of(kDtypeOf<X>, false),
+      image::kMostColumns / image::parts_of(kDtypeOf<X>, false),
       with_format(kEpilogueOperands | OperandSet::of(Operand::kNorm, Operand::kOneByteScale),
                   kFormat)};
 };

@@ -1,9 +1,11 @@
 // The products of the mma_any kernel: a unit of the weights, from shared memory, times x's image.
 #pragma once
 
-#include "weights.cuh"
+#include "../image/weights.cuh"
 
 namespace jaxgemv::cuda::mma_any {
+
+using namespace image;
 
 // Kernels for 32 columns use each fragment of x for two tiles of rows; for 64 there are not the
 // registers. A unit of few columns is 64 to 128 bytes of each row of a tile.

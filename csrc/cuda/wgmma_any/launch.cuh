@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "../common/clusters.cuh"
-#include "../mma_any/prepare.cuh"
+#include "../image/prepare.cuh"
 #include "kernel.cuh"
 
 namespace jaxgemv::cuda {
@@ -16,7 +16,7 @@ class WgmmaAnyOfWidth {
   static constexpr int kMostColumns = 128;
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    if (!mma_any::takes(problem, operands) || device.major != 9) return false;
+    if (!image::takes(problem, operands) || device.major != 9) return false;
     if (operands.image == nullptr || !is_aligned(operands.image, 16)) return false;
     return with_variant(problem, operands, device, [&](auto variant) {
       return has_hopper_code(variant.kKernel, device) &&
@@ -33,7 +33,7 @@ class WgmmaAnyOfWidth {
 
  private:
   struct Plan {
-    mma_any::Layout layout;
+    image::Layout layout;
     Index cost = std::numeric_limits<Index>::max();
   };
 
@@ -52,14 +52,14 @@ class WgmmaAnyOfWidth {
 
     // Groups of 64 have two slots of a quad, where mma_any gives them four.
     static int slots_of(const Problem& problem, const Operands& operands) {
-      const int slots = mma_any::slots_of(problem, operands);
+      const int slots = image::slots_of(problem, operands);
       return !kScaled && slots == 4 && problem.group % 64 == 0 ? 2 : slots;
     }
 
     // Groups of warps with rows of their own, groups and CTAs that share K.
     static Plan plan(const Problem& problem, const Operands& operands, const Device& device) {
-      const int parts = mma_any::parts_of(problem, operands);
-      const int pieces = mma_any::windows_of(problem, operands, S::kUnitK).pieces;
+      const int parts = image::parts_of(problem, operands);
+      const int pieces = image::windows_of(problem, operands, S::kUnitK).pieces;
       const int slots = slots_of(problem, operands);
       const Index rows_m = std::min<Index>(problem.M, kColumns / parts);
       const Index m_tiles = ceil_div(problem.M, rows_m) * problem.batch;
@@ -68,14 +68,14 @@ class WgmmaAnyOfWidth {
       const Index quad_ns = kQuadNs + (slots > 1 ? slots * kSlotNs : 0);
       const int bytes = S::shared_bytes(static_cast<int>(rows_m) * parts, pieces);
       Plan best;
-      Clusters<mma_any::kMostRanks> clusters;
+      Clusters<image::kMostRanks> clusters;
       if (bytes + 1024 > device.shared_bytes) return best;
       // An SM has room for one CTA, whatever its shared memory.
       if (resident_clusters(kKernel, {{}, S::kThreads, bytes}, device, &clusters) != cudaSuccess) {
         cudaGetLastError();  // another kernel will do
         return best;
       }
-      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks)
+      for (int ranks = 1; ranks <= image::kMostRanks && ranks <= units; ++ranks)
         for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
           if (clusters[ranks] < 1) continue;
           const int across = S::kGroups / deep;
@@ -96,13 +96,13 @@ class WgmmaAnyOfWidth {
 
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
-      const mma_any::Layout layout = plan(problem, operands, device).layout;
-      mma_any::Params p = mma_any::params_of<S>(problem, operands, layout, kBits, kColumns,
-                                                mma_any::parts_of(problem, operands));
+      const image::Layout layout = plan(problem, operands, device).layout;
+      image::Params p = image::params_of<S>(problem, operands, layout, kBits, kColumns,
+                                            image::parts_of(problem, operands));
       p.tile_stride = p.tiles;
       p.groups.slots = slots_of(problem, operands);
       if (!layout.makes) {
-        const cudaError_t status = mma_any::launch_image<typename S::C>(
+        const cudaError_t status = image::launch_image<typename S::C>(
             problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }
@@ -121,7 +121,7 @@ class WgmmaAnyOfWidth {
   static auto with_variant(const Problem& problem, const Operands& operands, const Device& device,
                            Use&& use) {
     if constexpr (wgmma_any::TakesScales<kFormat>::kEver)
-      if (!is_wide(operands.scale.dtype) && mma_any::slots_of(problem, operands) > 1)
+      if (!is_wide(operands.scale.dtype) && image::slots_of(problem, operands) > 1)
         return with_columns<true>(problem, operands, device, use);
     return with_columns<false>(problem, operands, device, use);
   }
@@ -132,7 +132,7 @@ class WgmmaAnyOfWidth {
     // Those for more columns would keep registers in memory if they took scales, but of tables.
     using Many = Variant<64, false>;
     using Most = Variant<128, kScaled && kFormat == Format::kCodebook>;
-    const Index columns = problem.M * mma_any::parts_of(problem, operands);
+    const Index columns = problem.M * image::parts_of(problem, operands);
     const auto choose = [&](auto many) {
       const bool is_few =
           Few::plan(problem, operands, device).cost < many.plan(problem, operands, device).cost;

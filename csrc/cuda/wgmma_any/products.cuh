@@ -10,7 +10,7 @@
 namespace jaxgemv::cuda::wgmma_any {
 
 using namespace hopper;
-using namespace mma_any;
+using namespace image;
 
 // For up to kColumns columns of x. A table comes first; the sums, at the end, take the place of all
 // else.

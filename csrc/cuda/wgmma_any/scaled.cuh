@@ -3,11 +3,11 @@
 #pragma once
 
 #include "../common/formats.cuh"
-#include "../mma_any/weights.cuh"
+#include "../image/weights.cuh"
 
 namespace jaxgemv::cuda::wgmma_any {
 
-using namespace mma_any;
+using namespace image;
 
 // Formats whose numbers may take their scale with them.
 //   are_short(..)  whether all numbers have so few bits; what `decode` makes of them is their first part

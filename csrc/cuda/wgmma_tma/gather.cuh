@@ -4,7 +4,7 @@
 // are there: no CTA has to wait for memory, as behind a fence, nor for what others still read.
 #pragma once
 
-#include "../mma_any/fours.cuh"
+#include "../image/fours.cuh"
 #include "shape.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../device.h"
-#include "../mma_any/params.cuh"
+#include "../image/params.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
 
@@ -19,7 +19,7 @@ struct Records {
 };
 
 // With a Shape's kHasPairs, or without; x with a norm, or without. keeps_shared: as LaunchShape has it.
-cudaError_t launch_image(const Problem& problem, const mma_any::Params& params, uint8_t* image,
+cudaError_t launch_image(const Problem& problem, const image::Params& params, uint8_t* image,
                          const Records& records, bool has_pairs, bool keeps_shared,
                          const Device& device, cudaStream_t stream);
 

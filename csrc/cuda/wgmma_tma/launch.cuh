@@ -6,7 +6,7 @@
 
 #include "../common/clusters.cuh"
 #include "../common/tensor_map.h"
-#include "../mma_any/prepare.cuh"
+#include "../image/prepare.cuh"
 #include "kernel.cuh"
 
 namespace jaxgemv::cuda {
@@ -18,14 +18,14 @@ class WgmmaTmaOfWidth {
  public:
   // Rows of whole 16 bytes, no group boundary inside 32 codes but of scales in the operand; a Hopper, with code for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    if (problem.M < mma_any::kFirstTmaRow || problem.M > mma_any::kLastTmaRow) return false;
-    if (device.major != 9 || !mma_any::takes(problem, operands) ||
-        (mma_any::slots_of(problem, operands) > 4 &&
+    if (problem.M < image::kFirstTmaRow || problem.M > image::kLastTmaRow) return false;
+    if (device.major != 9 || !image::takes(problem, operands) ||
+        (image::slots_of(problem, operands) > 4 &&
          in_operand(problem, operands) == InOperand::kNone))
       return false;
     if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
         operands.image_row_bytes <
-            mma_any::image_row_bytes(problem.M, problem.K, mma_any::parts_of(problem, operands)))
+            image::image_row_bytes(problem.M, problem.K, image::parts_of(problem, operands)))
       return false;
     if (!has_map_of_bytes(problem, operands)) return false;
     const Param& norm = operands.norm;
@@ -67,9 +67,9 @@ class WgmmaTmaOfWidth {
     static constexpr Index kMostAdds = 44;
 
     // Groups of warps with rows of their own, groups and CTAs that share K.
-    static mma_any::Layout plan(const Problem& problem, const Operands& operands,
-                                const Device& device) {
-      const int parts = mma_any::parts_of(problem, operands);
+    static image::Layout plan(const Problem& problem, const Operands& operands,
+                              const Device& device) {
+      const int parts = image::parts_of(problem, operands);
       const Index rows_m = std::min<Index>(problem.M, kColumns / parts);
       const Index m_tiles = ceil_div(problem.M, rows_m) * problem.batch;
       const Index units = ceil_div(problem.K, S::kUnitK);
@@ -78,15 +78,15 @@ class WgmmaTmaOfWidth {
       int bytes = 0;
       for (int deep = 1; deep <= S::kMostDeep; deep *= 2)
         bytes = std::max(bytes, S::shared_bytes(16 / deep, deep));
-      mma_any::Layout best;
-      Clusters<mma_any::kMostRanks> clusters;
+      image::Layout best;
+      Clusters<image::kMostRanks> clusters;
       if (bytes + 2048 > device.shared_bytes) return best;
       if (resident_clusters(kKernel, {{}, S::kThreads, bytes}, device, &clusters) != cudaSuccess) {
         cudaGetLastError();  // another kernel will do
         return best;
       }
       Index least = std::numeric_limits<Index>::max();
-      for (int ranks = 1; ranks <= mma_any::kMostRanks && ranks <= units; ++ranks)
+      for (int ranks = 1; ranks <= image::kMostRanks && ranks <= units; ++ranks)
         for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
           if (clusters[ranks] < 1) continue;
           const int across = S::kGroups / deep;
@@ -108,9 +108,9 @@ class WgmmaTmaOfWidth {
 
     static cudaError_t launch(const Problem& problem, const Operands& operands,
                               const Device& device, cudaStream_t stream) {
-      const mma_any::Layout layout = plan(problem, operands, device);
-      mma_any::Params p = mma_any::params_of<S>(problem, operands, layout, kBits, kColumns,
-                                                mma_any::parts_of(problem, operands));
+      const image::Layout layout = plan(problem, operands, device);
+      image::Params p = image::params_of<S>(problem, operands, layout, kBits, kColumns,
+                                            image::parts_of(problem, operands));
       const int box_rows = is_gated(problem.activation) ? S::kBoxRows / 2 : S::kBoxRows;
       CUtensorMap map;
       cudaError_t status =
@@ -132,7 +132,7 @@ class WgmmaTmaOfWidth {
         return source.g_bytes == size && source.n_bytes % (4 * size) == 0 &&
                source.stack_bytes % bytes == 0 && is_aligned(source.data, bytes);
       };
-      const bool ahead = problem.group * S::kQuadPieces == mma_any::kQuadK &&
+      const bool ahead = problem.group * S::kQuadPieces == image::kQuadK &&
                          has_fours(p.scales[0]) && has_fours(p.scales[1]);
       LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
                          static_cast<unsigned>(problem.batch)},
@@ -147,19 +147,19 @@ class WgmmaTmaOfWidth {
 
   template <typename Use>
   static auto with_variant(const Problem& problem, const Operands& operands, Use&& use) {
-    const int parts = mma_any::parts_of(problem, operands);
+    const int parts = image::parts_of(problem, operands);
     const Index columns = problem.M * parts;
     if constexpr (kFormat == Format::kCodebook) {
       const InOperand in = in_operand(problem, operands);
       if (in == InOperand::kE4M3) return with_columns<1, InOperand::kE4M3>(columns, use);
       if (in == InOperand::kE8M0) return with_columns<1, InOperand::kE8M0>(columns, use);
     }
-    if (mma_any::slots_of(problem, operands) > 1)
+    if (image::slots_of(problem, operands) > 1)
       return problem.group % 64 == 0 ? with_columns<2>(columns, use)
                                      : with_columns<4>(columns, use);
     // Not of tables: ptxas would serialize these.
     if constexpr (kFormat != Format::kCodebook)
-      if (parts == 1 && mma_any::groups_of(problem, operands).last == 0)
+      if (parts == 1 && image::groups_of(problem, operands).last == 0)
         return with_columns<0>(problem.M, use);
     return with_columns<1>(columns, use);
   }

@@ -5,12 +5,12 @@
 
 #include "../common/hopper.cuh"
 #include "../common/scaled.cuh"
-#include "../mma_any/results.cuh"
+#include "../image/results.cuh"
 
 namespace jaxgemv::cuda::wgmma_tma {
 
 using namespace hopper;
-using namespace mma_any;
+using namespace image;
 
 // The record of a quad, 128 k, of x: for each of 16 registers of operand B 16 bytes of every column, as in
 // mma_any; behind them sums of the columns, of each of a quad's groups. No power of two: a row of x has one,

@@ -3,7 +3,7 @@
 
 #include "weights.cuh"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 constexpr int kMostRanks = 8;
 constexpr int kPair = 8;  // from a row of a gated activation to the one it is paired with
@@ -26,38 +26,6 @@ struct Placing {
 template <typename S>
 JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
   return deep * S::kColumns * (across * S::kRows + 4) * 4;
-}
-
-// Whether no other warp has a share in the sums of a warp, and nothing follows but a bias.
-__device__ __forceinline__ bool are_complete(const Params& params) {
-  return params.ranks * params.deep == 1 && params.plain && params.x.norm.data == nullptr &&
-         params.output.global_scale.data == nullptr;
-}
-
-// Such sums from registers to y. Of tile `tile` of 16 rows of the weights, of which this lane has g and
-// g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
-template <typename S, int kCount>
-__device__ __forceinline__ void put_sums(const Params& params, const Share& own, int tile,
-                                         const float (&y)[kCount]) {
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  const bool pairs = params.parts == 2;  // both columns are of one row of x
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int n = tile * kTileN + lane / 4 + 8 * r;
-    if (n >= params.width) return;
-    const float bias = bias_of(params.output, own.s >= 0, own.s, n);
-    const auto put = [&](int m, float sum) {
-      if (m < own.M)
-        store(params.output.y, params.output.dtype, (own.first_row + m) * params.width + n,
-              sum * S::kWorth + bias);
-    };
-#pragma unroll
-    for (int p = 0; p < kCount / 4; ++p) {
-      const float first = y[4 * p + 2 * r], second = y[4 * p + 2 * r + 1];
-      put(pairs ? 4 * p + t : 8 * p + 2 * t, pairs ? first + second : first);
-      if (!pairs) put(8 * p + 2 * t + 1, second);
-    }
-  }
 }
 
 // partial: the sums of all warps, as Placing says. factors: of the norm, the sums of squares of this
@@ -145,4 +113,4 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
   if (params.ranks > 1) leave_cluster();
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

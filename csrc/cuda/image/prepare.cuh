@@ -7,7 +7,7 @@
 #include "../common/launch.cuh"
 #include "weights.cuh"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 // Slots of 128 codes that have terms of their own; 0 if groups end inside of them.
 inline int slots_of(const Problem& problem, const Operands& operands) {
@@ -142,4 +142,4 @@ cudaError_t launch_image(const Problem& problem, const Operands& operands, int q
                        static_cast<uint8_t*>(operands.image), quads);
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

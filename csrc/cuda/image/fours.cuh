@@ -3,7 +3,7 @@
 
 #include "results.cuh"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 __device__ __forceinline__ float4 load4(const float* from) {
   return *reinterpret_cast<const float4*>(from);
@@ -161,4 +161,4 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
   if (!alone) leave_cluster();
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

@@ -3,7 +3,7 @@
 
 #include "../../gemv.h"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 // Columns that a row of x takes: float32, and what a norm makes that is not to be rounded, are the sum of two fp16.
 constexpr int parts_of(Dtype x, bool has_norm) { return x == Dtype::kF32 || has_norm ? 2 : 1; }
@@ -40,4 +40,4 @@ constexpr Index image_row_bytes(Index rows, Index K, int parts) {
   return ceil_div(ceil_div(bytes, rows), Index{16}) * 16;
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

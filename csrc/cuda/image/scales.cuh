@@ -8,7 +8,7 @@
 #include "../common/ptx.cuh"
 #include "image.cuh"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 // How groups of codes and the slots of a quad go together: a quad of 128 codes has 1, 4 or 8 slots,
 // none of which crosses into another group.
@@ -103,4 +103,4 @@ class RowScale {
   int stride_;
 };
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

@@ -5,7 +5,7 @@
 #include "../common/grid.cuh"
 #include "scales.cuh"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 constexpr int kTileN = 16;  // rows of the weights
 
@@ -91,4 +91,4 @@ __device__ __forceinline__ void make_records(const Params& params, const Share& 
   }
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

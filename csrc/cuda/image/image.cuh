@@ -16,7 +16,7 @@
 #include "../common/ptx.cuh"
 #include "image.h"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 constexpr int kPower = 0, kSums = 1, kSquares = 9;  // of a column's words behind a record
 
@@ -137,4 +137,4 @@ __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, i
   }
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image

@@ -3,7 +3,7 @@
 
 #include "params.cuh"
 
-namespace jaxgemv::cuda::mma_any {
+namespace jaxgemv::cuda::image {
 
 // A warp's ring in shared memory: kStages units of kQuads quads, of kRowTiles tiles of rows.
 template <int kBits, int kTiles, int kQuadCount, int kStageCount>
@@ -198,4 +198,4 @@ __device__ __forceinline__ void keep_half(int half, uint32_t (&a)[4]) {
   for (uint32_t& pair : a) pair = keeps ? pair : 0;
 }
 
-}  // namespace jaxgemv::cuda::mma_any
+}  // namespace jaxgemv::cuda::image
