@@ -50,9 +50,9 @@ constexpr bool has_whole_pieces(const Problem& problem) {
 
 // stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows.
 constexpr bool has_many_tiles(const Problem& problem) {
-  const Index of_long = has_whole_pieces(problem) ? 880 : 1536;
-  const Index tables = has_wide_table(problem) ? 1024 : 512,
-              rows = problem.K < 8192 ? 512 : of_long;
+  const bool is_rare = has_rare_width(problem), is_long = problem.K > (is_rare ? 8191 : 8192);
+  const Index of_long = !has_whole_pieces(problem) ? 1536 : is_rare ? 1100 : 880;
+  const Index tables = has_wide_table(problem) ? 1024 : 512, rows = is_long ? of_long : 512;
   return problem.batch * problem.N >= std::max(tables, rows);
 }
 
@@ -241,7 +241,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against direct and mma_any: "One and two rows of any format", "Which kernel".
     {"fma", 8, 1, 1, 256 << 20, all<has_codes<20>, none<has_odd_rows>>},
     {"direct", 0, 1, 1, 12 << 20,
-     all<has_rows<640>, has_columns<8193>, none<has_rows<880>, has_small_groups>>},
+     all<has_rows<640>, has_columns<8192>, none<has_rows<880>, has_small_groups>>},
     {"fma", 0, 1, 1, kNoLimit, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
     {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
     {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},

@@ -13,8 +13,9 @@ struct Layout {
 };
 
 // rows_n is `many` where that leaves enough work for all SMs, else `few`. As many lanes share a row as
-// make 15 warps an SM, but no more than there are blocks. (Fitted to all layouts of twenty products on
-// an H200: docs/cuda-notes.md, "One and two rows of any format".)
+// make 15 warps an SM, but no more than there are blocks; fewer, where that leaves fewer of them idle at the end of a
+// row, and half of those warps. (Fitted to all layouts of twenty products on an H200: docs/cuda-notes.md, "One and two
+// rows of any format".)
 Layout layout_of(const Problem& problem, int few, int many, const Device& device) {
   constexpr Index kLanes = 32 * 15, kMost = 32 * kMostWarps;  // of an SM; of a row
   const Index blocks = ceil_div(problem.K, kBlock), most = std::min(blocks, kMost);
@@ -23,10 +24,11 @@ Layout layout_of(const Problem& problem, int few, int many, const Device& device
   const bool enough = problem.N >= many && problem.N / many * most >= least * device.sms;
   Layout layout{enough ? many : few, 0, 0, 4};
   const Index sets = ceil_div(problem.N, layout.rows_n) * problem.batch;
+  const Index wanted = kLanes * device.sms;
   int log = 3;
-  while (Index{1} << log < std::min({ceil_div(kLanes * device.sms, sets), most})) ++log;
+  while (Index{1} << log < std::min({ceil_div(wanted, sets), most})) ++log;
   const auto rounded_up = [&](int lanes) { return ceil_div(blocks, Index{1} << lanes) << lanes; };
-  while (log > 3 && rounded_up(log - 1) * 10 <= rounded_up(log) * 9) --log;
+  while (log > 3 && rounded_up(log - 1) * 10 <= rounded_up(log) * 9 && sets << log >= wanted) --log;
   layout.log_lanes = std::min(log, log > 7 ? 5 : 4), layout.log_split = log - layout.log_lanes;
   layout.warps = std::max(4, 1 << layout.log_split);
   return layout;
