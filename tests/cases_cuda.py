@@ -6,8 +6,8 @@ from problems import Case
 
 
 def stream(bits: int) -> list[Case]:
-    """Rows of whole 16 bytes, or few rows of x; 16 of them and more; rows of scales of whole words, or an even number of
-    others, or one scale.
+    """Rows of whole 16 bytes, or few rows of x; 16 of them and more; rows of scales of whole words, or an even number
+    of others, or one scale.
 
     Groups of a part of what a warp has of a row, and of several such parts.
     """
