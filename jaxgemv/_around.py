@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from jaxgemv._operands import Operands, Static, in_range, select
+from jaxgemv._ranks import any_rank
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,  # keeps NaN
@@ -91,6 +92,7 @@ def inner(o: Operands, rest: Operands, s: Static) -> Static:
     )
 
 
+@any_rank
 def before(o: Operands, s: Static) -> Array:
     """x as the product takes it: scaled by group or normalised, in float32 unless that may be rounded, and in the order
     of the codes."""
@@ -111,6 +113,7 @@ def before(o: Operands, s: Static) -> Array:
     return x
 
 
+@any_rank
 def after(y: Array, rest: Operands, s: Static, stack: int | None) -> Array:
     """From what the product gives, in float32, to the result. stack: entries that index may choose from."""
     entry = partial(_entry, o=rest, ndim=y.ndim)

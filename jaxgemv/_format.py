@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
+from jaxgemv._ranks import any_rank
 
 _SIGNED_CODES = ("int2", "int4", "int8")
 
@@ -59,6 +60,7 @@ def pack_unsigned(codes: Array, bits: int) -> Array:
 
 
 @partial(jax.jit, static_argnames=("bits", "low"))
+@any_rank
 def _pack(codes, *, bits, low):
     count, words = _block(bits)
     word, shift = (places[:, 0] for places in _places(bits))
@@ -91,6 +93,7 @@ def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
 
 
 @partial(jax.jit, static_argnames=("bits", "k"))
+@any_rank
 def _unpack(packed, *, bits, k):
     if packed.dtype == jnp.uint8:
         packed = jax.lax.bitcast_convert_type(
@@ -140,6 +143,7 @@ def pad_last(a: Array, count: int) -> Array:
     return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count)]) if count else a
 
 
+@any_rank
 def weights(
     packed, scale, zero=None, offset=None, codebook=None, global_scale=None, *, bits, group, k
 ) -> Array:

@@ -15,6 +15,7 @@ from jaxgemv import _rounding
 from jaxgemv._check import as_array
 from jaxgemv._format import pack_unsigned, pad_last
 from jaxgemv._formats import FORMATS, METHODS, GroupSize, resolve, resolve_scale_dtype
+from jaxgemv._ranks import any_rank
 from jaxgemv._tensor import QuantizedTensor
 
 # Weights that are rounded at a time, so that what a search makes of them stays in a cache.
@@ -111,13 +112,14 @@ def _checked_importance(importance, method: str, k: int):
 
 
 @partial(jax.jit, static_argnames=("bits", "format", "group_size", "symmetric", "mse", "in_axis", "dtype"))
+@any_rank
 def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, in_axis, dtype):
     weight = jnp.moveaxis(weight, in_axis, -1)
     *lead, k = weight.shape
     g = min(group_size or k, k)
     short = -k % g
     if short or importance is not None:
-        importance = jnp.ones(k) if importance is None else importance.astype(jnp.float32)
+        importance = jnp.ones(k, jnp.float32) if importance is None else importance.astype(jnp.float32)
         importance = pad_last(importance, short).reshape(-1, g)
     of = None if format is None else FORMATS[format]
     codebook = None if of is None else of.codebook

@@ -15,6 +15,7 @@ from jax import Array
 from jaxgemv import _grouped
 from jaxgemv._format import spread, unpack, weights
 from jaxgemv._operands import Operands, Static, in_range
+from jaxgemv._ranks import any_rank
 
 # Bytes of dequantised matrices that may exist at the same time, if one is not larger.
 _SIDE_BY_SIDE = 64 << 20
@@ -95,6 +96,7 @@ def pick(w: Mapping[str, Array], entry: Array | None) -> dict[str, Array]:
     return {name: a[0] if a.shape[0] == 1 else jnp.asarray(a)[entry] for name, a in w.items()}
 
 
+@any_rank
 def of_entries(
     one: Callable, o: Operands, s: Static, width: int, *, nbytes: int, pick: Callable = pick
 ) -> Array:

@@ -141,7 +141,8 @@ struct Variants {
     if (!found.found) return 0;
     const bool normed = operands.norm.data != nullptr;
     if (found.by_words) {
-      const bool is_plain = !normed && !has_epilogue(problem, operands, found.scales);
+      const bool is_plain = !normed && is_wide(operands.scale.dtype) &&
+                            !has_epilogue(problem, operands, found.scales);
       return has_words(found.scales) && is_plain ? std::min(kMaxRows, 2) : 0;
     }
     const Index most = kMostRows > kMaxRows ? kMostRows : max_rows(found.lane_units);

@@ -1,0 +1,20 @@
+"""Arrays of different ranks, for users who have asked JAX to refuse them."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import jax
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def any_rank(f: _F) -> _F:
+    """f, in which arrays of different ranks meet on purpose, also with `jax_numpy_rank_promotion="raise"`."""
+
+    @wraps(f)
+    def with_any_rank(*args, **kwargs):
+        with jax.numpy_rank_promotion("allow"):
+            return f(*args, **kwargs)
+
+    return cast(_F, with_any_rank)
