@@ -33,7 +33,7 @@ struct SpanShape {
                                                                                             : 128;
   // For 1, 2 and 4 units a lane: the warps that share 64 K registers without spilling any on sm_80 and sm_90a. (On
   // sm_100 and sm_120 four to twenty bytes: of tables with parts, int2 in groups of 32 and 64, int4 with a norm and a
-  // scale a row, and int8.) Fewer units are more blocks and sums.
+  // scale a row, and int8; on sm_80 four of int5 by words.) Fewer units are more blocks and sums.
   static constexpr std::array<int, 3> warps() {
     constexpr bool kPlain = kParts == Parts::kNone;
     if (is_rare(kBits)) return {16, 16, 16};
