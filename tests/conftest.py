@@ -70,6 +70,12 @@ def rng():
     return np.random.default_rng(20251)
 
 
+@pytest.fixture
+def x64():
+    """To enter, where JAX has 64 bits."""
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+
+
 @pytest.fixture(scope="module")
 def minilm():
     """The sentence-embedding model all-MiniLM-L6-v2; its package is found and not imported."""

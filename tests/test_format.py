@@ -91,9 +91,9 @@ def test_pack_dtypes(dtype):
     np.testing.assert_array_equal(unpack(pack(array, 4), 4, 16), codes)
 
 
-def test_pack_wide_integers_under_jit():
+def test_pack_wide_integers_under_jit(x64):
     """What jnp.arange gives where JAX has 64 bits."""
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    with x64:
         codes = jnp.arange(8)
         assert codes.dtype == jnp.int64
         packed = jax.jit(lambda codes: pack(codes, 4))(codes)

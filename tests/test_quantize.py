@@ -139,12 +139,3 @@ def test_placeholders(rng):
     w = quantize(jnp.zeros((4, 200), jnp.bfloat16), bits=3)
     assert jax.tree.structure(spec) == jax.tree.structure(w)
     assert [a.shape for a in jax.tree.leaves(spec)] == [a.shape for a in jax.tree.leaves(w)]
-
-
-def test_a_short_group_with_x64(rng):
-    """What fills it up is float32, and so is all else."""
-    weight = rng.standard_normal((8, 70)).astype(np.float32)
-    plain = quantize(weight, bits=4, group_size=32)
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        wide = quantize(weight, bits=4, group_size=32)
-    jax.tree.map(np.testing.assert_array_equal, plain, wide)

@@ -18,8 +18,6 @@ PARTS = dict(bias=jnp.ones(64), norm=jnp.ones(96), residual=jnp.ones((2, 64)), a
 
 @pytest.fixture(autouse=True)
 def _raise():
-    # Of programs that other tests have traced without.
-    jax.clear_caches()
     with jax.numpy_rank_promotion("raise"):
         yield
 

@@ -202,3 +202,12 @@ def test_not_finite(bad, method, kind, weight):
     group = np.arange(512) // kind["group_size"]
     expected = (np.arange(64) == 3)[:, None] & (group == group[200])
     np.testing.assert_array_equal(np.isnan(dequantize(quantize(weight, method=method, **kind))), expected)
+
+
+def test_a_short_group_with_x64(rng, x64):
+    """What fills it up is float32, and so is all else."""
+    weight = rng.standard_normal((8, 70)).astype(np.float32)
+    plain = quantize(weight, bits=4, group_size=32)
+    with x64:
+        wide = quantize(weight, bits=4, group_size=32)
+    jax.tree.map(np.testing.assert_array_equal, plain, wide)
