@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", metavar="NxK", help="of these shapes only")
     parser.add_argument("--rows", nargs="+", type=int, metavar="M", help="with so many rows of x")
     parser.add_argument("--formats", nargs="+", metavar="NAME", help="int4, nf4, mxfp4, ...")
+    parser.add_argument("--dtypes", nargs="+", metavar="NAME", help="of x: float32, ...")
     parser.add_argument("--isa", help="on the CPU, avx2, say, instead of the best of the processor")
     parser.add_argument("--of", type=Path, metavar="FILE", help="times that were measured before")
     args = arguments.parse(parser)
@@ -194,7 +195,7 @@ def _measured(args) -> list[Choice]:
     if args.isa:
         _ffi.set_cpu_isa(args.isa)
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes or ()]
-    chosen = {"shape": shapes, "rows": args.rows, "format": args.formats}
+    chosen = {"shape": shapes, "rows": args.rows, "format": args.formats, "dtype": args.dtypes}
     wanted = list(cells(device.platform, args.count, args.seed, chosen))
     choices = []
     with ThreadPoolExecutor(min(16, host_systems.THREADS)) as pool, report.progress() as progress:

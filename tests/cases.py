@@ -337,13 +337,24 @@ MUST_TAKE_TRANSPOSED = {
 }
 
 
+def has_groups(case: Case) -> bool:
+    """What `stream` takes of a table's with float32 x: groups of 32 codes and more or scales of one byte; rows of whole
+    16 bytes, and where they have odd numbers of 16-bit scales, an even number of rows."""
+    if isinstance(case.group, str) or case.k % 32 or (case.group < 32 and "float8" not in case.scale):
+        return False
+    odd = case.scale in ("float16", "bfloat16") and -(-case.k // case.group) % 2 != 0
+    return not odd or (case.n % 2 == 0 and case.group >= 64)
+
+
 def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
     if kernel.format != "affine":
         cases = transposed_floats if transposed else MUST_TAKE_FLOATS[kernel.name]
     else:
         cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     if (last := most_rows(kernel)) is not None:
-        return [case._replace(m=min(case.m, last)) for case in cases(kernel.bits)]
+        taken = [case._replace(m=min(case.m, last)) for case in cases(kernel.bits)]
+        is_wide_table = kernel.format == "codebook" and kernel.x == "float32"
+        return [case for case in taken if has_groups(case)] if is_wide_table else taken
     # Every width meets all of them, with one x or another.
     if cases in (
         anything,
@@ -359,5 +370,8 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         float_panel,
         transposed_floats,
     ):
-        return cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
+        some = cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
+        # Of float32 one row too.
+        is_first = kernel.name == "wgmma_tma" and kernel.x == "float32"
+        return [case._replace(m=1) for case in some if is_first and case.m in (2, 3)] + some
     return cases(kernel.bits)

@@ -20,7 +20,7 @@ from kernels import (
     transposed,
     transposed_products,
 )
-from problems import Case, Problem, make
+from problems import Case, Problem, make, pack_bits, unpack_bits
 from tolerance import assert_close, held, rounded, significand
 
 from jaxgemv import QuantizedTensor, gemv
@@ -266,6 +266,7 @@ def test_large(kernel):
             scale=2.0 ** jax.random.randint(keys[1], shape, -1, 1).astype(x),
             zero=jax.random.randint(keys[2], shape, 0, 1 << bits).astype(x),
             bits=bits,
+            group_size=None if group == "row" else group,
         )
         rows = jax.random.randint(keys[3], (m, k), -2, 3).astype(x)
         y = gemv(rows, w, out_dtype="float32", implementation="cuda")
@@ -279,25 +280,38 @@ def test_large(kernel):
         assert_ran(kernel)
 
 
-@by_name(k for k in kernels(transposed=False, xs=["float32"]) if k.name == "stream")
+def with_weights(p: Problem, where: np.ndarray) -> Problem:
+    """With weights there alone; all others are zero."""
+    if p.is_float8:
+        packed = p.packed.copy()
+        packed[:, ~where] = 0
+        return dataclasses.replace(p, packed=packed)
+    packed = pack_bits(np.where(where, unpack_bits(p.packed, p.bits, p.k), 0), p.bits)
+    if p.codebook is None:
+        return dataclasses.replace(p, packed=packed, offset=np.zeros_like(p.offset))
+    return dataclasses.replace(p, packed=packed, codebook=np.append(np.float32(0), p.codebook[1:]))
+
+
+@by_name(
+    k
+    for k in kernels(transposed=False, formats=("affine", "codebook", "float8_e4m3fn"), xs=["float32"])
+    if k.name == "stream"
+)
 def test_small_elements(kernel, rng):
     """Elements of float32 x, 2^-15 and 2^-30 of the largest, whose weights alone are not zero: none is lost."""
-    n, k = 37, 1280
+    k = 1280
     for group, log in [(k, 15), (64, 15), (128, 30), (512, 30)]:
-        at = rng.permutation(k)[:9]
-        x = rng.uniform(0.5, 1, (1, k)).astype(np.float32)
-        x[:, at] = rng.uniform(0.5, 1, at.size) * 2.0**-log
-        codes = np.zeros((n, k), np.uint8)
-        codes[:, at] = rng.integers(1, 1 << kernel.bits, (n, at.size))
-        scale = rng.uniform(0.5, 1, (n, -(-k // group))).astype(np.float32)
-        offset = np.zeros_like(scale)
-        w = QuantizedTensor.from_codes(codes, scale, offset=offset, bits=kernel.bits, group_size=group)
-        y = gemv(x, w, implementation="cuda")
+        if (kernel.format, group) == ("codebook", k):
+            continue  # which another kernel has
+        small = np.isin(np.arange(k), rng.permutation(k)[:9])
+        p = make(rng, kernel.bits, "float32", Case(1, 37, k, group, "offset"), format=kernel.format)
+        x = np.where(small, 2.0**-log, 1) * rng.uniform(0.5, 1, (1, k))
+        p = with_weights(dataclasses.replace(p, x=x.astype(np.float32)), small)
+        y = gemv(p.x, p.tensor, implementation="cuda")
         jax.block_until_ready(y)
         assert_ran(kernel)
-        exact = x.astype(np.float64) @ (codes * np.repeat(scale.astype(np.float64), group, 1)[:, :k]).T
         with telling((group, log)):
-            assert_close(y, exact, exact, k, dtype=jnp.float32, contract=True)
+            assert_close(y, p.answer(), p.magnitude(), k, dtype=jnp.float32, contract=True)
 
 
 @large

@@ -107,7 +107,8 @@ NB_MODULE(_cuda, m) {
   m.def(
       "image_bytes",
       [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {
-        return cuda::image::image_row_bytes(rows, k, cuda::image::parts_of(dtype_of(x), has_norm));
+        const jaxgemv::Dtype dtype = dtype_of(x);
+        return cuda::image::image_row_bytes(dtype, rows, k, cuda::image::parts_of(dtype, has_norm));
       },
       nanobind::arg("rows"), nanobind::arg("k"), nanobind::arg("x"), nanobind::arg("has_norm"),
       "Bytes of a second result, uint8 (batch, rows, bytes), that a call of so many rows of x "

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "formats.cuh"
+#include "powers.cuh"
 #include "table16.cuh"
 
 namespace jaxgemv::cuda {
@@ -59,16 +60,16 @@ __device__ __forceinline__ float factor_of_e2m1(float entry) {
   return __all_sync(~0u, is) ? factor : 0;
 }
 
-// A plane of any entries, of which both add up to fixed point: high - 64 + low / 128.
+// A plane of any entries, of which all add up to fixed point: first - 64 + second / 128 + third / 128^2 ..
 struct PlaneDecoder : Plane16 {
   static constexpr int kTop = 5, kSpread = 20;
   static constexpr float kE4M3 = 0x1p-4f;
 
   PlaneDecoder() = default;
-  __device__ __forceinline__ PlaneDecoder(uint32_t number, bool is_low)
+  __device__ __forceinline__ PlaneDecoder(uint32_t number, int plane)
       : Plane16(number),
-        offset_(__float2half2_rn(is_low ? -1024.f : -1088.f)),
-        worth_(is_low ? 1.f / 128 : 1.f) {}
+        offset_(__float2half2_rn(plane > 0 ? -1024.f : -1088.f)),
+        worth_(power_of_two(-7 * plane)) {}
   __device__ __forceinline__ float worth() const { return worth_; }
 
   __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half, __half2 scale) const {
@@ -103,7 +104,10 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
     return global.data != nullptr && global.n_stride == 0;
   }
 
-  __device__ __forceinline__ void settle(Dtype dtype, const Param& global) {
+  // How many planes an entry is, beside x of 16 bits, and of float32: to 2^-14 of the largest, and 2^-26.
+  static constexpr int kFew = 2, kMany = 4;
+
+  __device__ __forceinline__ void settle(Dtype dtype, const Param& global, int planes) {
     const float entry = float_of_bits(bits_, dtype);
     float unit = factor_of_e2m1(entry);
     is_e2m1_ = unit != 0;
@@ -113,10 +117,16 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
       for (int i = 1; i < 16; i *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
       // A power of two, if that is exact.
       unit = fmaxf(__uint_as_float(__float_as_uint(most) & 0x7f800000u) / 32, 0x1p-126f);
-      if (!__all_sync(~0u, entry / unit * 128 == rintf(entry / unit * 128)))
+      if (planes == kFew && !__all_sync(~0u, entry / unit * 128 == rintf(entry / unit * 128)))
         unit = fmaxf(most * (128 / 8191.f), 0x1p-126f);
-      const uint32_t fixed = min(__float2int_rn(entry / unit * 128) + 64 * 128, 16383);
-      facts().planes[0] = {fixed >> 7, false}, facts().planes[1] = {fixed & 127, true};
+      float left = entry / unit * 128;
+      for (int plane = 0; plane < planes; plane += 2) {
+        const float two = plane + 2 < planes ? floorf(left) : rintf(left);
+        const uint32_t fixed = min(__float2int_rn(two) + (plane > 0 ? 0 : 64 * 128), 16383);
+        facts().planes[plane] = {fixed >> 7, plane};
+        facts().planes[plane + 1] = {fixed & 127, plane + 1};
+        left = (left - two) * (128 * 128);
+      }
       // Not of one entry alone: codes are not looked at again.
       if (!__all_sync(~0u, fabsf(entry) < INFINITY)) unit = NAN;
     }
@@ -135,7 +145,7 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
 
   // Rarely used, and registers are few. All warps write the same.
   struct Facts {
-    PlaneDecoder planes[2];
+    PlaneDecoder planes[kMany];
     float unit;
   };
   static __device__ __forceinline__ Facts& facts() {

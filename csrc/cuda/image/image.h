@@ -25,8 +25,9 @@ constexpr Index least_image_row_bytes(Index rows, Index K, int parts) {
   return rows * parts <= kInsideColumns ? 0 : column_bytes(K) * parts;
 }
 
-// The rows of x that wgmma_tma takes, and the columns of its image, used or not.
-inline constexpr Index kFirstTmaRow = 2, kLastTmaRow = 64;
+// The rows of x that wgmma_tma takes, and the columns of its image, used or not. One row of 16 bits is for stream.
+constexpr Index first_tma_row(Dtype x) { return x == Dtype::kF32 ? 1 : 2; }
+inline constexpr Index kLastTmaRow = 64;
 constexpr Index tma_columns(Index columns) {
   return columns <= 16   ? 16
          : columns <= 32 ? 32
@@ -34,8 +35,8 @@ constexpr Index tma_columns(Index columns) {
 }
 
 // With room for these too.
-constexpr Index image_row_bytes(Index rows, Index K, int parts) {
-  if (rows < kFirstTmaRow || rows > kLastTmaRow) return least_image_row_bytes(rows, K, parts);
+constexpr Index image_row_bytes(Dtype x, Index rows, Index K, int parts) {
+  if (rows < first_tma_row(x) || rows > kLastTmaRow) return least_image_row_bytes(rows, K, parts);
   const Index bytes = column_bytes(K) * tma_columns(rows * parts);
   return ceil_div(ceil_div(bytes, rows), Index{16}) * 16;
 }

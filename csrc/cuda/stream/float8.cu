@@ -4,7 +4,8 @@
 namespace jaxgemv::cuda {
 
 Rows stream_float8() {
-  static constexpr auto kRows = join(kStreamRows<Format::kE4M3, 8>, kStreamRows<Format::kE5M2, 8>);
+  static constexpr auto kRows =
+      join(kStreamRows<Format::kE4M3, 8>, kStreamNarrow<Format::kE5M2, 8>);
   return kRows;
 }
 

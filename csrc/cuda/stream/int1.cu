@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int1() { return kStreamRows<Format::kAffine, 1>; }
+Rows stream_int1() { return kStreamNarrow<Format::kAffine, 1>; }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int2() { return kStreamRows<Format::kAffine, 2>; }
+Rows stream_int2() { return kStreamNarrow<Format::kAffine, 2>; }
 
 }  // namespace jaxgemv::cuda

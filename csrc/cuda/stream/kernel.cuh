@@ -62,6 +62,8 @@ __global__ void __launch_bounds__(
   const int M = kRows == 1 ? 1 : kMTiles ? min(params.M - m0, kRows) : params.M;
   // One row may have two parts, each of which is a row up to the end.
   const auto in_parts = [&] { return Span::is_in_parts(params.x_dtype); };
+  // Whether entries of a table may not be off by 2^-14 of the largest.
+  const auto is_wide = [&] { return kNormed && params.x_dtype == Dtype::kF32; };
   const auto rows = [&] { return in_parts() ? 2 : M; };
   // Partial sums of a row are so many, and end up as one.
   const auto parts = [&] { return Span::kHalves || in_parts() ? 2 : 1; };
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(
   // Of a slice: the first k of this warp's span, and norm from there on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
   const StagedNorm norm{x + rows() * Span::kRowBytes, params.norm_dtype,
-                        is_rare(kBits) && params.norm == nullptr};
+                        Span::kMayLackNorm && params.norm == nullptr};
   const auto ask_norm = [&](int slice) {
     if constexpr (kNormed) {
       const int first = (slice * warps + warp) * params.norm_bytes;
@@ -210,13 +212,14 @@ __global__ void __launch_bounds__(
       for (int i = 0; i < kStages - 1; ++i) copies.next();
       if constexpr (kHasTable)
         if (block == 0) {
-          xs.codes = {entry, params.codebook.dtype, memory};
+          xs.codes = {entry, params.codebook.dtype, memory, is_wide()};
           __syncthreads();
         }
       if (!kEarlyInLoop && kBesideEarly) ask_early();
       if (!kBesideEarly && kParts != Parts::kNone) touch(params.output);
+      const int planes = is_wide() ? ScaledCodes::kMany : ScaledCodes::kFew;
       if constexpr (go_into_operand(kScales))
-        xs.codes.settle(params.codebook.dtype, params.output.global_scale);
+        xs.codes.settle(params.codebook.dtype, params.output.global_scale, planes);
       for (int slice = 0; slice < params.slices; ++slice) {
         // With a norm what follows would be worked out ahead of the first weights.
         const int own = kNormed ? kept(warp) : warp;
@@ -275,7 +278,7 @@ __global__ void __launch_bounds__(
               with(E2M1Decoder{});
             else
 #pragma unroll 1
-              for (int plane = 0; plane < 2; ++plane) with(xs.codes.plane(plane));
+              for (int plane = 0; plane < planes; ++plane) with(xs.codes.plane(plane));
           } else {
             if constexpr (kByBlock) {
               const auto made = terms_of_tile<kScales, kBits, Span::kBlocks, Term>(

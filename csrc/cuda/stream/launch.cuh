@@ -11,7 +11,7 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   using V = stream::Variants<kFormat, kBits, X>;
   using Found = stream::Found;
   using Scales = stream::Scales;
-  using V::kHasShift, V::kIsTable, V::kIsRare, V::kInParts, V::kHasBytes, V::kMaxRows;
+  using V::kHasShift, V::kIsTable, V::kIsRare, V::kInParts, V::kAsNormed, V::kHasBytes, V::kMaxRows;
 
  public:
   static constexpr KernelInfo kInfo{
@@ -78,8 +78,7 @@ class Stream : stream::Variants<kFormat, kBits, X> {
     if constexpr (V::has_words(kScales))
       if (found.by_words) return launch<2, kScales, kUnits, Parts::kNone, true>(call);
     if constexpr (V::has_parts(kScales, kUnits)) {
-      if (operands.norm.data != nullptr)
-        return run_rows<kScales, kUnits, Parts::kNormAndEpilogue>(call);
+      if (V::is_normed(operands)) return run_rows<kScales, kUnits, Parts::kNormAndEpilogue>(call);
       constexpr auto kEpilogue = kIsRare ? Parts::kNormAndEpilogue : Parts::kEpilogue;
       if (V::has_epilogue(problem, operands, kScales))
         return run_rows<kScales, kUnits, kEpilogue>(call);
@@ -87,15 +86,23 @@ class Stream : stream::Variants<kFormat, kBits, X> {
     return run_rows<kScales, kUnits, Parts::kNone>(call);
   }
 
+  template <Scales kScales, int kUnits, Parts kParts>
+    requires(kAsNormed)
+  static cudaError_t run_rows(const Call& call) {
+    if constexpr (kParts == Parts::kNormAndEpilogue)
+      return launch<kNormedRows<kScales, kUnits>, kScales, kUnits, kParts>(call);
+    return cudaErrorNotSupported;  // which most_rows leaves out
+  }
+
   // One row of float32 is two of bytes.
   template <Scales kScales, int kUnits, Parts kParts>
-    requires(kInParts || kIsRare || kIsOneRow<kScales, kUnits>)
+    requires(!kAsNormed && (kInParts || kIsRare || kIsOneRow<kScales, kUnits>))
   static cudaError_t run_rows(const Call& call) {
     return launch<kIsOneRow<kScales, kUnits> ? 1 : 2, kScales, kUnits, kParts>(call);
   }
 
   template <Scales kScales, int kUnits, Parts kParts>
-    requires(!kInParts && !kIsRare && !kIsOneRow<kScales, kUnits>)
+    requires(!kAsNormed && !kInParts && !kIsRare && !kIsOneRow<kScales, kUnits>)
   static cudaError_t run_rows(const Call& call) {
     const Index M = call.problem.M;
     constexpr int kMost =
@@ -149,6 +156,7 @@ class Stream : stream::Variants<kFormat, kBits, X> {
         .scales = kScales,
         .rows = kRows,
         .rows_a_column = Span::kRowsAColumn,
+        .parts = kInParts ? 2 : 1,
         .has_halves = Span::kHalves,
         .span_bytes = Shape::kSpanBytes,
         .span_codes = Span::kSpanK,
@@ -164,13 +172,13 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   }
 };
 
-// Of 16-bit x; and of any.
+// Of 16-bit x; and of float32 too.
+template <Format kFormat, int kBits>
+inline constexpr Kernel kStreamNarrow[] = {row<Stream<kFormat, kBits, __half>>(),
+                                           row<Stream<kFormat, kBits, __nv_bfloat16>>()};
 template <Format kFormat, int kBits>
 inline constexpr Kernel kStreamRows[] = {row<Stream<kFormat, kBits, __half>>(),
-                                         row<Stream<kFormat, kBits, __nv_bfloat16>>()};
-template <int kBits>
-inline constexpr Kernel kStreamIntegers[] = {row<Stream<Format::kAffine, kBits, __half>>(),
-                                             row<Stream<Format::kAffine, kBits, __nv_bfloat16>>(),
-                                             row<Stream<Format::kAffine, kBits, float>>()};
+                                         row<Stream<kFormat, kBits, __nv_bfloat16>>(),
+                                         row<Stream<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

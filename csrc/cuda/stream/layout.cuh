@@ -14,6 +14,7 @@ namespace jaxgemv::cuda::stream {
 struct VariantSizes {
   Scales scales;
   int rows, rows_a_column;  // of x, that share a read, and a column of partial sums
+  int parts;                // that a row of x is
   bool has_halves;          // in two columns
   int span_bytes, span_codes, span_blocks;
   int max_warps;
@@ -73,9 +74,7 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   p.apart_bytes = more * Index{p.row_bytes};
   p.scale_apart = more * p.scale_row;
 
-  // One row of float32 has two parts.
-  const int own = std::min(p.M, variant.rows);
-  const int rows = problem.x == Dtype::kF32 ? 2 : own;
+  const int own = std::min(p.M, variant.rows), rows = own * variant.parts;
   const int columns = variant.has_halves ? 2 : ceil_div(rows, variant.rows_a_column);
   p.of_columns = (1 << kOfColumnsLog) / ceil_div(own, variant.rows_a_column) + 1;
   const int column_bytes = columns * 8, x_bytes = rows * variant.x_row_bytes + p.norm_bytes;

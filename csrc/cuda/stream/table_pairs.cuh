@@ -91,7 +91,7 @@ class DigitPairs : public OneSum, public Pairs {
   }
 
   DigitPairs() = default;
-  __device__ __forceinline__ DigitPairs(uint32_t bits, Dtype dtype, uint8_t* shared)
+  __device__ __forceinline__ DigitPairs(uint32_t bits, Dtype dtype, uint8_t* shared, bool)
       : Pairs(shared) {
     const float entry = float_of_bits(bits, dtype);
     const TableScale by(entry, 127 * 256 + 127);
@@ -119,12 +119,13 @@ class HalfPairs : public Pairs {
   }
 
   HalfPairs() = default;
-  __device__ __forceinline__ HalfPairs(uint32_t bits, Dtype dtype, uint8_t* shared)
+  // wide: beside float32 x.
+  __device__ __forceinline__ HalfPairs(uint32_t bits, Dtype dtype, uint8_t* shared, bool wide)
       : Pairs(shared) {
     const float entry = float_of_bits(bits, dtype);
     const TableScale by(entry);
     float scaled = entry * by.scale;
-    const float factor = factor_of_halves(scaled, by.largest);
+    const float factor = factor_of_halves(scaled, by.largest, wide ? 0x1p-24f : 0x1p-14f);
     has_low_ = factor == 0;
     scaled *= has_low_ ? 1 : factor;
     unit_ = has_low_ ? by.unit : by.unit / factor;

@@ -22,18 +22,21 @@ template <Format kFormat, int kBits, typename X>
 struct Variants {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
-  static constexpr bool kInParts = std::is_same_v<X, float>;
+  static constexpr bool kIsWide = std::is_same_v<X, float>;
+  // A row of float32 is two of bytes beside integers; beside others it is as one with a norm, in the same kernels.
+  static constexpr bool kInParts = kIsWide && kHasShift, kAsNormed = kIsWide && !kHasShift;
   // With no kernels of their own for one scale a row, and for an epilogue without a norm.
   static constexpr bool kIsRare = is_rare(kBits);
   // That share a read of the weights.
-  static constexpr int kMaxRows = kInParts ? 1 : kIsRare ? 2 : kBits == 2 ? 8 : 16;
+  static constexpr int kMaxRows = kIsWide ? 1 : kIsRare ? 2 : kBits == 2 ? 8 : 16;
   // Of what is very rare there are the plain kernels alone: all together are much of a wheel's bytes.
   static constexpr bool kHasParts = kFormat != Format::kE5M2 && kBits > 1;
 
   // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
   // Only kernels for 8 rows can do that. Where a block has two groups, 8 of 16 rows have.
   static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
-  static constexpr bool kHasBytes = kHasShift || kIsTable;  // XInt8, for one and two rows
+  // XInt8, for one and two rows.
+  static constexpr bool kHasBytes = kHasShift || (kIsTable && !kIsWide);
 
   // A lane's shares of a block that there are kernels for; it has 16 bytes of x or more. Of tables four words are
   // left out: their groups are mostly of 64 or less.
@@ -46,7 +49,7 @@ struct Variants {
   // Of one row of x, those that there are kernels for where each half of a block is a group, so that half as many
   // groups end. (Of one unit tables have them for more rows too.)
   static constexpr bool has_halves(int lane_units) {
-    if (kInParts || kBits == 1 || kBits == 8) return false;
+    if (kIsWide || kBits == 1 || kBits == 8) return false;
     if (kIsRare) return lane_units == 4;
     return kBits == 2 ? lane_units < 4 : lane_units > 1;
   }
@@ -126,11 +129,14 @@ struct Variants {
     return {};
   }
 
+  static bool is_normed(const Operands& operands) {
+    return kAsNormed || operands.norm.data != nullptr;
+  }
+
   static bool has_epilogue(const Problem& problem, const Operands& operands, Scales scales) {
     const bool is_factor = go_into_operand(scales) && ScaledCodes::is_factor(operands.global_scale);
     // What has one or two rows as bytes, in kernels of its own.
-    const bool is_few =
-        kInParts || kIsRare || (kHasBytes && !go_into_operand(scales) && problem.M <= 2);
+    const bool is_few = kIsRare || (kHasBytes && !go_into_operand(scales) && problem.M <= 2);
     return problem.activation != Activation::kNone ||
            (operands.residual.data != nullptr && is_few) ||
            (operands.global_scale.data != nullptr && !is_factor) ||
@@ -139,7 +145,7 @@ struct Variants {
 
   static Index most_rows(const Problem& problem, const Operands& operands, const Found& found) {
     if (!found.found) return 0;
-    const bool normed = operands.norm.data != nullptr;
+    const bool normed = is_normed(operands);
     if (found.by_words) {
       const bool is_plain = !normed && is_wide(operands.scale.dtype) &&
                             !has_epilogue(problem, operands, found.scales);

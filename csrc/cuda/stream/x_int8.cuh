@@ -39,6 +39,7 @@ class XInt8 {
  public:
   using Units = typename Unit<kBits, kUnits>::Share[2];  // of two rows of the weights
   static constexpr bool kHasSums = C::kHasSums, kHalves = kHasHalves;
+  static constexpr bool kMayLackNorm = is_rare(kBits);
   C codes;
   static constexpr int kBlocks = SpanRows<kBits, kSpanBytes, kUnits>::kBlocks,
                        kSpanK = kSpanBytes * 8 / kBits;

@@ -1,5 +1,6 @@
-// x with a norm, where it is not bytes: x * norm becomes the sum of two fp16 by a power of two for each
-// span of a row, 22 bits, and these are two rows of x_pairs.cuh.
+// x with a norm, where it is not bytes, and float32 x beside others than integers: x * norm becomes the sum of two fp16 by a power of two for
+// each span of a row, and these are two rows of x_pairs.cuh. The second has a power of its own: elements down to 2^-29
+// of the span's largest are exact to 2^-22, smaller ones are off by 2^-51 of it at most.
 #pragma once
 
 #include "x_pairs.cuh"
@@ -15,7 +16,27 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
 
  public:
   static constexpr int kRows = kMaxRows, kRowBytes = 2 * Base::kRowBytes;
+  static constexpr bool kMayLackNorm = true;
   using Base::kResults, Base::kSpanK;
+
+  // As in XPairs. The halves of an octet of float32 go where its two rows are made.
+  template <bool kAnyK>
+  static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
+                                             int K, int k0, uint8_t* staged) {
+    static_assert(!kAnyK);
+    const int size = dtype == Dtype::kF32 ? 4 : 2;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      if (m >= rows) break;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const int piece = lane_id() + 32 * j, k = k0 + 8 * piece;
+        const char* const from = static_cast<const char*>(x) + (first + m * Index{K} + k) * size;
+        copy_or_zeros(staged + Base::place(m, piece), from, k < K);
+        if (size == 4) copy_or_zeros(staged + Base::place(rows + m, piece), from + 16, k < K);
+      }
+    }
+  }
 
   // Returns the sums of squares of rows 2 t and the next of x, for as many t as there are.
   __device__ __forceinline__ float2 take(int rows, Dtype dtype, uint8_t* staged,
@@ -35,9 +56,10 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
       return (kTiles == 2 ? c : g / kRows) * rows + min(g % kRows, rows - 1);
     });
 #pragma unroll
-    for (int c = 0; c < kTiles; ++c)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) this->power[c][e] *= factor[e];
+    for (int e = 0; e < 2; ++e) {
+      const bool is_rest = kTiles == 1 && 2 * t + e >= kRows;
+      this->power[0][e] *= is_rest ? factor[e] / kOfRest : factor[e];
+    }
     return {squares[0], squares[1]};
   }
 
@@ -51,9 +73,9 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
       float sum[2] = {};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int c = 0; c < kTiles; ++c)
-          sum[e] = fmaf(this->power[c][e], v[4 * c + 2 * r + e], sum[e]);
+        const float high = v[2 * r + e];
+        sum[e] = this->power[0][e] *
+                 (kTiles == 2 ? fmaf(1 / kOfRest, v[4 * (kTiles - 1) + 2 * r + e], high) : high);
         if (kTiles == 1) sum[e] += __shfl_xor_sync(both_rows ? ~0u : 15u, sum[e], 2);
       }
       if (!is_mine) continue;
@@ -71,24 +93,29 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
   }
 
  private:
-  // Row m of what is staged becomes x * norm in fp16, and row `rest` what is missing from it, by a
-  // power of two. Returns the inverse of that.
+  static constexpr int kPieces = kSpanK / 256;  // octets of a lane
+  static constexpr float kOfRest = 0x1p11f;     // which is half a unit of fp16 at most
+
+  // Row m of what is staged becomes x * norm in fp16 by a power of two, and row `rest` what is missing from it, by
+  // kOfRest more. Returns the inverse of the power.
   static __device__ __forceinline__ float split(int m, int rest, Dtype dtype, uint8_t* staged,
                                                 const StagedNorm& norm, int count, float& squares) {
-    constexpr int kPieces = kSpanK / 256;
     float v[kPieces][8];
     uint32_t largest = 0;
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
       const int piece = lane_id() + 32 * j;
+      const auto raw = [&](int row) {
+        return *reinterpret_cast<const uint4*>(staged + Base::place(row, piece));
+      };
+      const bool has_norm = !norm.is_one && 8 * piece < count;
       float x[8];
-      get_octet({*reinterpret_cast<const uint4*>(staged + Base::place(m, piece)), {}},
-                narrow(dtype), x);
-      if (8 * piece < count) norm.load_octet(v[j], 8 * piece);
+      get_octet({raw(m), dtype == Dtype::kF32 ? raw(rest) : uint4{}}, dtype, x);
+      if (has_norm) norm.load_octet(v[j], 8 * piece);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         squares = fmaf(x[i], x[i], squares);
-        v[j][i] = 8 * piece < count ? v[j][i] * x[i] : 0.f;
+        v[j][i] = has_norm ? v[j][i] * x[i] : x[i];  // zeros past K
         largest = max(largest, __float_as_uint(v[j][i]) & 0x7fffffffu);
       }
     }
@@ -105,7 +132,7 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
         const float a = v[j][2 * i] * scale, b = v[j][2 * i + 1] * scale;
         high[i] = half_pair(a, b);
         const float2 back = __half22float2(reinterpret_cast<const __half2&>(high[i]));
-        low[i] = half_pair(a - back.x, b - back.y);
+        low[i] = half_pair((a - back.x) * kOfRest, (b - back.y) * kOfRest);
       }
       store_shared16(staged + Base::place(m, lane_id() + 32 * j), high);
       store_shared16(staged + Base::place(rest, lane_id() + 32 * j), low);
