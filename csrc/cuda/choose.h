@@ -40,6 +40,11 @@ constexpr bool has_wide_table(const Problem& problem) {
   return all<has_table, has_groups_of_64>(problem);
 }
 
+// Codes that stand for floats, beside float32 x.
+constexpr bool has_wide_floats(const Problem& problem) {
+  return all<has_x<Dtype::kF32>, none<has_integers>>(problem);
+}
+
 // So few rows for their length that direct, whose CTAs share K, has many more warps than stream.
 constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * problem.N; }
 
@@ -172,6 +177,15 @@ inline constexpr Crossover kCrossovers[] = {
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, any<has_integers, has_groups_of_64>},
     {"direct", 0, 1, 64, 1 << 19},
+    // Against each other and stream, which has one row of these: "One row of float32 beside tables and float8".
+    {"wgmma_tma", 0, 1, 1, kNoLimit, all<has_wide_floats, has_codes<5>, has_columns<6144>>},
+    {"stream", 4, 1, 1, kNoLimit, all<has_wide_floats, has_many_tiles>, kOneByteScale},
+    {"wgmma_tma", 4, 1, 1, kNoLimit, all<has_wide_floats, has_codes<12>, has_columns<2048>>},
+    {"direct", 0, 1, 1, 11 << 19, all<has_wide_floats, none<has_columns<1024>>>},
+    {"wgmma_tma", 0, 2, 2, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
+    {"wgmma_tma", 0, 3, 6, kNoLimit, all<has_wide_floats, has_codes<4>>, kOneByteScale},
+    {"wgmma_tma", 0, 7, 8, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
+    {"wgmma_tma", 0, 3, 8, kNoLimit, all<has_wide_floats, has_codes<5>>},
     // Against stream, which has a table for each of its CTAs, and these a warp for each 256 columns: "Tables in shared
     // memory".
     {"stream", 4, 1, 8, kNoLimit, all<has_table, has_many_tiles, none<has_columns<257>>>,
@@ -219,7 +233,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 8, 33, 64, kNoLimit, has_codes<8>},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_wide_table, has_long_rows>},
     // Against all but stream: "Few rows of x".
-    {"wgmma_tma", 0, 2, 2, kNoLimit, all<has_x<Dtype::kF32>, has_codes<12>, has_rows<512>>},
+    {"wgmma_tma", 0, 2, 2, kNoLimit, all<has_x<Dtype::kF32>, has_codes<8>, has_rows<512>>},
     {"wgmma_tma", 0, 3, 8, kNoLimit, all<has_x<Dtype::kF32>, has_codes<6>, has_rows<512>>},
     {"stream", 4, 3, 8, kNoLimit, all<has_table, has_many_tiles>, kOneByteScale},
     {"wgmma_tma", 4, 3, 8, kNoLimit,
@@ -243,6 +257,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 1, 12 << 20,
      all<has_rows<640>, has_columns<8192>, none<has_rows<880>, has_small_groups>>},
     {"fma", 0, 1, 1, kNoLimit, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
+    {"mma_any", 1, 1, 1, kNoLimit,
+     all<has_x<Dtype::kF32>, has_codes<8>, has_rows<2048>, none<has_small_groups>>},
     {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
     {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},
     // With a norm, which direct makes x of for every 16 rows of the weights; only these take one.
@@ -270,6 +286,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 2, 2, 24 << 20, all<has_integers, has_small_groups>},
     {"direct", 0, 2, 8, 16 << 20, has_integers},
     {"wgmma_tma", 4, 3, 8, kNoLimit, all<has_table, has_codes<12>>, kOneByteScale},
+    {"wgmma_any", 0, 1, 1, kNoLimit, all<has_wide_floats, has_groups_of_16, has_codes<8>>},
     {"wgmma_any", 0, 2, 8, kNoLimit, all<has_groups_of_16, has_codes<11>>},
     {"wgmma_any", 4, 3, 8, kNoLimit, all<has_table, has_codes<8>, any<has_odd_rows, has_codes<17>>>,
      kOneByteScale},

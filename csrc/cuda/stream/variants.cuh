@@ -155,7 +155,7 @@ struct Variants {
     if (!(normed || has_epilogue(problem, operands, found.scales))) return most;
     if (!has_parts(found.scales, found.lane_units)) return 0;
     if (kHasShift && (normed || found.scales == Scales::kByRow)) return most;
-    return normed ? 8 : epilogue_rows(found.scales);
+    return normed ? std::min(kMaxRows, 8) : epilogue_rows(found.scales);
   }
 };
 
