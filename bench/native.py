@@ -63,7 +63,7 @@ class Native:
             return None  # not asked of the handler here
         n, k = w.shape
         groups = 0 if w.scale.ndim < 2 else w.scale.shape[-1]
-        nbytes = backends["cuda"].image_bytes(x.shape[0], k, str(x.dtype), False)
+        nbytes = backends["cuda"].image_bytes(x.shape[0], k, "affine", str(x.dtype), False)
         image = jnp.zeros((x.shape[0] * nbytes,), jnp.uint8)
         us = self._library.jaxgemv_bench_products(
             self._scratch,

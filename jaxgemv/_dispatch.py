@@ -196,7 +196,7 @@ def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | Non
     # Under jax.export rows may be symbolic, and then may be many.
     rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20
     exact_norm = o.norm is not None and not s.round_norm
-    nbytes = backends[platform].image_bytes(rows, o.x.shape[2], str(o.x.dtype), exact_norm)
+    nbytes = backends[platform].image_bytes(rows, o.x.shape[2], format_of(o), str(o.x.dtype), exact_norm)
     return jax.ShapeDtypeStruct((*o.x.shape[:2], nbytes), np.uint8) if nbytes else None
 
 

@@ -371,7 +371,7 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         transposed_floats,
     ):
         some = cases(kernel.bits)[(kernel.bits + FLOATS.index(kernel.x)) % 2 :: 2]
-        # Of float32 one row too.
-        is_first = kernel.name == "wgmma_tma" and kernel.x == "float32"
+        # Of float32 beside others than integers one row too.
+        is_first = (kernel.name, kernel.x) == ("wgmma_tma", "float32") and kernel.format != "affine"
         return [case._replace(m=1) for case in some if is_first and case.m in (2, 3)] + some
     return cases(kernel.bits)

@@ -36,7 +36,11 @@ def check_every_name(kernel, transposed: bool) -> None:
         "packed": array(1, 256, 256 * kernel.bits // 32, dtype=np.uint32),
         "scale": array(1, 256, 2, dtype=jnp.dtype(kernel.x)),
     }
-    nbytes = 0 if transposed else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.x, False)
+    nbytes = (
+        0
+        if transposed
+        else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.format, kernel.x, False)
+    )
     call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y), image=nbytes)
     if kernel.name in ROUNDING:
         refusal = {
@@ -78,7 +82,7 @@ def test_image_of_x(rng):
             "scale": np.ones((1, 256, 3), np.float32),
         }
         call = partial(natural_call, given, bits=3, transposed=False, y_shape=(1, 8, 256))
-        nbytes = ffi.backends["cuda"].image_bytes(8, 260, "float32", False)
+        nbytes = ffi.backends["cuda"].image_bytes(8, 260, "affine", "float32", False)
         enough = jax.block_until_ready(call(image=nbytes))
         assert ffi.last_kernel("cuda") == "mma_any"
         without = jax.block_until_ready(call(image=0))

@@ -84,6 +84,15 @@ def test_transformations(loops, rng):
     assert slope == p.answer().sum()
 
 
+@pytest.mark.cuda
+def test_rows_that_are_padded():
+    """Rows of float8 that are no whole words: XLA would pad them for a kernel, in every call."""
+    with on("cuda"):
+        for rows, k, loop in ((3, 4098, True), (4, 4098, False), (1, 4096, False)):
+            w = QuantizedTensor(packed=jnp.ones((2048, k), "float8_e4m3fn"), scale=jnp.ones(2048))
+            assert is_loop(gemv, jnp.ones((rows, k), "bfloat16"), w) == loop
+
+
 def test_no_loop(loops, rng):
     """Parts are a kernel's; so is what is asked for by name, and an entry of a stack."""
     p = make(rng, 4, "float32", Case(1, 32, 64, 32), exact=True)

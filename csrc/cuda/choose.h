@@ -362,6 +362,8 @@ constexpr Index loop_rows(const Problem& problem) {
       all<has_integers, none<has_small_groups>>(problem) && problem.bits <= 4 && problem.N > 1024;
   // Of which XLA makes two kernels, and writes the weight.
   if (8 % problem.bits != 0 || problem.N == 1 || problem.K >= 1 << 14) return 0;
+  // For kernels XLA pads such rows in every call, which takes as long as the loop does for three rows of x.
+  if (has_float8(problem) && problem.K % 4 != 0 && codes > 1 << 19) return codes > 1 << 22 ? 3 : 4;
   if (codes > (has_groups_of_16(problem) ? 1 << 20 : is_for_stream ? 3 << 20 : 1 << 22)) return 0;
   return std::clamp<Index>((2 << 20) / std::max<Index>(codes, 1), 1, kMostRows);
 }

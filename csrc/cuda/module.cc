@@ -106,11 +106,13 @@ NB_MODULE(_cuda, m) {
       "of that one; 0 for none.");
   m.def(
       "image_bytes",
-      [=](int64_t rows, int64_t k, std::string_view x, bool has_norm) {
-        const jaxgemv::Dtype dtype = dtype_of(x);
-        return cuda::image::image_row_bytes(dtype, rows, k, cuda::image::parts_of(dtype, has_norm));
+      [=](int64_t rows, int64_t k, std::string_view format, std::string_view x, bool has_norm) {
+        jaxgemv::Problem problem = problem_of(1, k, k, format, 8, x);
+        problem.M = rows;
+        return cuda::image::image_row_bytes(problem, cuda::image::parts_of(problem.x, has_norm));
       },
-      nanobind::arg("rows"), nanobind::arg("k"), nanobind::arg("x"), nanobind::arg("has_norm"),
+      nanobind::arg("rows"), nanobind::arg("k"), nanobind::arg("format"), nanobind::arg("x"),
+      nanobind::arg("has_norm"),
       "Bytes of a second result, uint8 (batch, rows, bytes), that a call of so many rows of x "
       "needs "
       "as scratch; 0 if none.");

@@ -25,9 +25,12 @@ constexpr Index least_image_row_bytes(Index rows, Index K, int parts) {
   return rows * parts <= kInsideColumns ? 0 : column_bytes(K) * parts;
 }
 
-// The rows of x that wgmma_tma takes, and the columns of its image, used or not. One row of 16 bits is for stream.
-constexpr Index first_tma_row(Dtype x) { return x == Dtype::kF32 ? 1 : 2; }
-inline constexpr Index kLastTmaRow = 64;
+// The rows of x that wgmma_tma takes, and the columns of its image, used or not. One row is stream's, but for some of
+// float32.
+constexpr bool has_tma_rows(const Problem& problem) {
+  const bool is_wide = problem.x == Dtype::kF32 && problem.format != Format::kAffine;
+  return problem.M >= (is_wide ? 1 : 2) && problem.M <= 64;
+}
 constexpr Index tma_columns(Index columns) {
   return columns <= 16   ? 16
          : columns <= 32 ? 32
@@ -35,10 +38,10 @@ constexpr Index tma_columns(Index columns) {
 }
 
 // With room for these too.
-constexpr Index image_row_bytes(Dtype x, Index rows, Index K, int parts) {
-  if (rows < first_tma_row(x) || rows > kLastTmaRow) return least_image_row_bytes(rows, K, parts);
-  const Index bytes = column_bytes(K) * tma_columns(rows * parts);
-  return ceil_div(ceil_div(bytes, rows), Index{16}) * 16;
+constexpr Index image_row_bytes(const Problem& problem, int parts) {
+  if (!has_tma_rows(problem)) return least_image_row_bytes(problem.M, problem.K, parts);
+  const Index bytes = column_bytes(problem.K) * tma_columns(problem.M * parts);
+  return ceil_div(ceil_div(bytes, problem.M), Index{16}) * 16;
 }
 
 }  // namespace jaxgemv::cuda::image

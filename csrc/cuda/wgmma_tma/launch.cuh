@@ -18,14 +18,14 @@ class WgmmaTmaOfWidth {
  public:
   // Rows of whole 16 bytes, no group boundary inside 32 codes but of scales in the operand; a Hopper, with code for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    if (problem.M < image::first_tma_row(problem.x) || problem.M > image::kLastTmaRow) return false;
+    if (!image::has_tma_rows(problem)) return false;
     if (device.major != 9 || !image::takes(problem, operands) ||
         (image::slots_of(problem, operands) > 4 &&
          in_operand(problem, operands) == InOperand::kNone))
       return false;
     if (operands.image == nullptr || !is_aligned(operands.image, 16) ||
-        operands.image_row_bytes < image::image_row_bytes(problem.x, problem.M, problem.K,
-                                                          image::parts_of(problem, operands)))
+        operands.image_row_bytes <
+            image::image_row_bytes(problem, image::parts_of(problem, operands)))
       return false;
     if (!has_map_of_bytes(problem, operands)) return false;
     const Param& norm = operands.norm;
