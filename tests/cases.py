@@ -15,7 +15,7 @@ from cases_cuda import (
     wgmma_any,
     wgmma_tma,
 )
-from kernels import FLOATS, KernelParam, most_rows
+from kernels import FLOATS, KernelParam, is_wide_table, most_rows
 from problems import Case
 
 
@@ -353,8 +353,7 @@ def must_take(kernel: KernelParam, transposed: bool = False) -> list[Case]:
         cases = MUST_TAKE_TRANSPOSED[kernel.backend, kernel.name] if transposed else MUST_TAKE[kernel.name]
     if (last := most_rows(kernel)) is not None:
         taken = [case._replace(m=min(case.m, last)) for case in cases(kernel.bits)]
-        is_wide_table = kernel.format == "codebook" and kernel.x == "float32"
-        return [case for case in taken if has_groups(case)] if is_wide_table else taken
+        return [case for case in taken if has_groups(case)] if is_wide_table(kernel) else taken
     # Every width meets all of them, with one x or another.
     if cases in (
         anything,

@@ -119,6 +119,11 @@ def holds_entries(kernel: KernelParam) -> bool:
     return kernel.format == "codebook" and kernel.name in _OF_TABLES and kernel.x != "float32"
 
 
+def is_wide_table(kernel: KernelParam) -> bool:
+    """Of `stream` tables beside float32 x, which have two entries for each byte in shared memory."""
+    return (kernel.name, kernel.format, kernel.x) == ("stream", "codebook", "float32")
+
+
 @contextlib.contextmanager
 def on(backend: str, isa: str = "", name: str = ""):
     """Arrays made by the test live where the backend runs, also on a machine with a GPU; and no other kernel runs."""

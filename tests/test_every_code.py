@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import ROUNDING, assert_ran, by_name, holds_entries, kernels, products
+from kernels import ROUNDING, assert_ran, by_name, holds_entries, kernels, most_rows, products
 from problems import pack_bits
 
 from jaxgemv import QuantizedTensor, codebooks
@@ -30,7 +30,7 @@ FLOAT8_ROWS = by_name(
 @FLOAT8_ROWS
 def test_every_float8(kernel):
     """All 256 codes against ml_dtypes, subnormal ones, NaN and infinities too; and K that ends within a word."""
-    rows = FOR_MANY.get(kernel.name, 2)
+    rows = most_rows(kernel) or FOR_MANY.get(kernel.name, 2)
     whole = kernel.name in ("direct", "f32_dot", "stream", "wgmma_tma", "gemm_tma")
     codes = np.zeros((256, 64 if whole else 195 if kernel.name == "amx_panel" else 67), np.uint8)
     codes[:, 5] = np.arange(256)
@@ -56,11 +56,12 @@ def test_every_float8(kernel):
 def test_every_entry(kernel, name, rng):
     """Of tables that 16 bits can hold, that they can hold to 2^-14 by the right factor, and of no special kind."""
     book = getattr(codebooks, name) if name != "random" else rng.standard_normal(16).astype(np.float32)
-    codes = np.zeros((16, 64), np.uint8)
+    codes = np.zeros((16, 128), np.uint8)
     codes[:, 5] = np.arange(16)
-    x = np.zeros((FOR_MANY.get(kernel.name, 2), 64), jnp.dtype(kernel.x))
+    x = np.zeros((most_rows(kernel) or FOR_MANY.get(kernel.name, 2), 128), jnp.dtype(kernel.x))
     x[:, 5] = 1
-    w = QuantizedTensor(packed=pack_bits(codes, 4), scale=np.float32(1), codebook=book, bits=4, k=64)
+    scale = np.ones((16, 2), np.float32)
+    w = QuantizedTensor(packed=pack_bits(codes, 4), scale=scale, codebook=book, bits=4)
     [y] = products([(x, w, None)], kernel.backend)
     jax.block_until_ready(y)
     assert_ran(kernel)

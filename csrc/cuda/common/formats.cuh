@@ -84,13 +84,13 @@ struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   }
 };
 
-// By a whole warp, of entries by a power of two: a factor by which fp16 holds them to `error` of the largest, which is
-// 2^-14 with x of 16 bits, or 0. Of FP4 it is 1.5; of NF4 what a search over all to 2^-22 found.
-__device__ __forceinline__ float factor_of_halves(float entry, float largest,
-                                                  float error = 0x1p-14f) {
+// By a whole warp, of entries by a power of two: a factor by which fp16 holds them to 2^-14 of the largest, as may be
+// with x of 16 bits, or all to 2^-22 of themselves; or 0. Of FP4 it is 1.5; of NF4 what a search over all to 2^-22 found.
+__device__ __forceinline__ float factor_of_halves(float entry, float largest, bool rounds = true) {
   const auto holds = [&](float factor) {
     const float scaled = entry * factor, rest = scaled - __half2float(__float2half_rn(scaled));
-    return !__any_sync(~0u, fabsf(rest) > largest * (factor * error));
+    const float most = rounds ? largest * (factor * 0x1p-14f) : fabsf(scaled) * 0x1p-22f;
+    return !__any_sync(~0u, fabsf(rest) > most);
   };
   return holds(1) ? 1 : holds(1.5f) ? 1.5f : holds(1.67765375f) ? 1.67765375f : 0;
 }

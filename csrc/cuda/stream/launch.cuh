@@ -26,10 +26,15 @@ class Stream : stream::Variants<kFormat, kBits, X> {
           kFormat)};
 
   // On aligned memory, and all numbers fit into 32 bits.
-  static bool supports(const Problem& problem, const Operands& operands, const Device&) {
+  static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
+    const Found found = V::find_scales(problem, operands);
+    // Tables in registers are not exact enough.
+    if (kAsNormed && kIsTable && !stream::go_into_operand(found.scales) &&
+        !stream::has_large_shared(device.major))
+      return false;
     return problem.N >= stream::kTileN && problem.N < (1 << 30) && problem.K < (1 << 25) &&
            is_aligned(operands.x, 16) && is_aligned(operands.norm.data, 16) &&
-           problem.M <= V::most_rows(problem, operands, V::find_scales(problem, operands));
+           problem.M <= V::most_rows(problem, operands, found);
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,

@@ -125,7 +125,7 @@ class HalfPairs : public Pairs {
     const float entry = float_of_bits(bits, dtype);
     const TableScale by(entry);
     float scaled = entry * by.scale;
-    const float factor = factor_of_halves(scaled, by.largest, wide ? 0x1p-24f : 0x1p-14f);
+    const float factor = factor_of_halves(scaled, by.largest, !wide);
     has_low_ = factor == 0;
     scaled *= has_low_ ? 1 : factor;
     unit_ = has_low_ ? by.unit : by.unit / factor;
