@@ -102,6 +102,7 @@ def test_summary():
         ("cpu", "intel-xeon-2-cores-2026-11-30-choices-amx.json", 1.03, 1.5),
         ("cuda", "nvidia-h200-2026-11-30-choices-many-rows.json", 1.02, 1.2),
         ("cuda", "nvidia-h200-2026-11-30-choices-long-rows.json", 1.01, 1.1),
+        ("cuda", "nvidia-h200-2026-11-30-choices-float32.json", 1.02, 1.4),
     ],
 )
 def test_rules_choose_what_was_fast(backend, file, mean, worst, chooser):

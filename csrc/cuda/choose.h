@@ -356,17 +356,25 @@ constexpr Index most_rounded_rows(int major, const Problem& problem, bool has_on
                    has_one_byte_scale ? pairs_rows(problem) : 0});
 }
 
-// The most rows of x for which XLA's own loop, one small kernel that decodes, multiplies and sums, is faster than any
-// of ours; whatever M is. Of few weights what counts is when a kernel may begin: "Where XLA's own loop is faster".
+// The most codes for which XLA's own loop, one small kernel that decodes, multiplies and sums, is faster than any of
+// ours with one row of x. Of few what counts is when a kernel may begin: "Where XLA's own loop is faster".
+constexpr Index loop_codes(const Problem& problem) {
+  constexpr Index kMost = 1 << 22;
+  if (has_groups_of_16(problem))
+    return problem.N < 512 ? kMost : problem.N < 896 ? 1 << 20 : 1 << 19;
+  if (has_wide_floats(problem)) return 6 << 20;
+  const bool is_for_stream = problem.bits <= 4 && problem.N > 1024;
+  return !is_for_stream ? kMost : has_table(problem) ? 3 << 20 : 5 << 19;
+}
+
+// The most rows of x for which it is; whatever M is.
 constexpr Index loop_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
-  const bool is_for_stream =
-      all<has_integers, none<has_small_groups>>(problem) && problem.bits <= 4 && problem.N > 1024;
   // Of which XLA makes two kernels, and writes the weight.
   if (8 % problem.bits != 0 || problem.N == 1 || problem.K >= 1 << 14) return 0;
   // For kernels XLA pads such rows in every call, which takes as long as the loop does for three rows of x.
   if (has_float8(problem) && problem.K % 4 != 0 && codes > 1 << 19) return codes > 1 << 22 ? 3 : 4;
-  if (codes > (has_groups_of_16(problem) ? 1 << 20 : is_for_stream ? 3 << 20 : 1 << 22)) return 0;
+  if (codes > loop_codes(problem)) return 0;
   return std::clamp<Index>((2 << 20) / std::max<Index>(codes, 1), 1, kMostRows);
 }
 
