@@ -85,7 +85,7 @@ class XPairs {
   using Units = uint32_t[2][kUnits];  // of two rows of the weights
   static constexpr bool kHasSums = C::kHasSums;
   static constexpr bool kHalves = false;       // in sums of their own, as XInt8 has them
-  static constexpr bool kMayLackNorm = false;  // where kernels have one
+  static constexpr bool kMayLackNorm = false;  // in a kernel that has one
   C codes;
   static constexpr int kBlocks = kSpanBytes / (16 * kUnits),
                        kSpanK = kSpanBytes / 4 * C::kWordCodes;
