@@ -57,7 +57,7 @@ class Backend(NamedTuple):
     epilogue_rows: int = 0
     residual_rows: int = 0
     global_scale_rows: int = 0
-    # (rows, K, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
+    # (rows, K, format, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, str, bool], int] = lambda *_: 0
     # (compute capability, whether scales are of one byte, N, K, group, format, bits, dtype of x) -> most_rows where
     # weights may be rounded to it.

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from kernels import FORMATS, ISAS, REFERENCE, is_wide_table, kernels, on, params
+from kernels import FORMATS, ISAS, REFERENCE, has_large_shared, is_wide_table, kernels, on, params
 
 from jaxgemv._ffi import backends
 
@@ -42,10 +42,7 @@ def backend(request):
 def kernel(request):
     """The only kernel that may run."""
     with on(request.param.backend, request.param.isa, request.param.name):
-        if is_wide_table(request.param) and jax.devices("cuda")[0].compute_capability.split(".")[0] not in (
-            "9",
-            "10",
-        ):
+        if is_wide_table(request.param) and not has_large_shared():
             pytest.skip("this GPU has too little shared memory")
         yield request.param
 

@@ -124,6 +124,11 @@ def is_wide_table(kernel: KernelParam) -> bool:
     return (kernel.name, kernel.format, kernel.x) == ("stream", "codebook", "float32")
 
 
+def has_large_shared() -> bool:
+    """Whether the GPU has room for these."""
+    return jax.devices("cuda")[0].compute_capability.startswith(("9.", "10."))
+
+
 @contextlib.contextmanager
 def on(backend: str, isa: str = "", name: str = ""):
     """Arrays made by the test live where the backend runs, also on a machine with a GPU; and no other kernel runs."""

@@ -36,11 +36,8 @@ def check_every_name(kernel, transposed: bool) -> None:
         "packed": array(1, 256, 256 * kernel.bits // 32, dtype=np.uint32),
         "scale": array(1, 256, 2, dtype=jnp.dtype(kernel.x)),
     }
-    nbytes = (
-        0
-        if transposed
-        else ffi.backends[kernel.backend].image_bytes(rows, 256, kernel.format, kernel.x, False)
-    )
+    image_bytes = ffi.backends[kernel.backend].image_bytes
+    nbytes = 0 if transposed else image_bytes(rows, 256, kernel.format, kernel.x, False)
     call = partial(natural_call, bits=kernel.bits, transposed=transposed, y_shape=(1, *y), image=nbytes)
     if kernel.name in ROUNDING:
         refusal = {
