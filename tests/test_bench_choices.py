@@ -103,6 +103,8 @@ def test_summary():
         ("cuda", "nvidia-h200-2026-11-30-choices-many-rows.json", 1.02, 1.2),
         ("cuda", "nvidia-h200-2026-11-30-choices-long-rows.json", 1.01, 1.1),
         ("cuda", "nvidia-h200-2026-11-30-choices-float32.json", 1.02, 1.4),
+        ("cuda", "nvidia-h200-2026-11-30-choices-short-rows.json", 1.01, 1.1),
+        ("cuda", "nvidia-h200-2026-11-30-choices-short-rows-float32.json", 1.01, 1.1),
     ],
 )
 def test_rules_choose_what_was_fast(backend, file, mean, worst, chooser):

@@ -314,6 +314,32 @@ def test_small_elements(kernel, rng):
             assert_close(y, p.answer(), p.magnitude(), k, dtype=jnp.float32, contract=True)
 
 
+@by_name(k for k in kernels(transposed=False, formats=("codebook",)) if k.name == "stream" and k.bits == 4)
+def test_teams(kernel, rng):
+    """Short rows beside a table: several runs of rows in a CTA, the last of which may have a tile less."""
+    for m, n, k, group in [
+        (1, 20001, 256, 64),
+        (1, 6501, 96, 32),
+        (2, 13000, 512, 64),
+        (8, 9999, 256, 32),
+        (11, 30007, 384, 64),
+    ]:
+        case = Case(min(m, most_rows(kernel) or m), n, k, group)
+        p = make(rng, kernel.bits, kernel.x, case, format=kernel.format)
+        norm = rng.uniform(0.5, 1.5, k).astype(p.x.dtype)
+        residual = rng.standard_normal((case.m, n)).astype(p.x.dtype)
+        magnitude = p.magnitude()
+        with telling(case):
+            y = gemv(p.x, p.tensor, out_dtype="float32", implementation="cuda")
+            assert_ran(kernel)
+            assert_close(y, p.answer(), magnitude, k, dtype=jnp.float32, more=of_rounding(kernel, p))
+            if group == 64 and case.m <= 2:
+                parts = dict(norm=norm, residual=residual, out_dtype="float32")
+                y, expected = (gemv(p.x, p.tensor, **parts, implementation=i) for i in ("cuda", "xla"))
+                assert_ran(kernel)
+                np.testing.assert_allclose(y, expected, atol=2.0**-11 * magnitude.max(), rtol=0)
+
+
 @large
 def test_what_the_last_kernel_left(kernel, rng):
     """Shared memory full of NaN scales must not reach a row that ends before a warp's share of it does."""

@@ -180,6 +180,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against each other and stream, which has one row of these: "One row of float32 beside tables and float8".
     {"wgmma_tma", 4, 1, 1, kNoLimit, all<has_wide_floats, has_codes<5>, has_columns<6144>>},
     {"wgmma_tma", 8, 1, 1, kNoLimit, all<has_wide_floats, has_codes<6>, has_columns<6144>>},
+    {"wgmma_tma", 4, 1, 1, 24 << 20, all<has_wide_floats, has_codes<6>, none<has_columns<769>>>},
     {"stream", 4, 1, 1, kNoLimit,
      all<has_wide_floats, has_many_tiles, any<has_groups_of_16, has_columns<1024>>>, kOneByteScale},
     {"wgmma_tma", 4, 1, 1, kNoLimit, all<has_wide_floats, has_codes<12>, has_columns<2048>>},
@@ -188,12 +189,11 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 3, 6, kNoLimit, all<has_wide_floats, has_codes<4>>, kOneByteScale},
     {"wgmma_tma", 0, 7, 8, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
     {"wgmma_tma", 0, 3, 8, kNoLimit, all<has_wide_floats, has_codes<5>>},
-    // Against stream, which has a table for each of its CTAs, and these a warp for each 256 columns: "Tables in shared
-    // memory".
+    // Against stream, which has a table for each of its CTAs: "Tables in shared memory".
     {"stream", 4, 1, 8, kNoLimit, all<has_table, has_many_tiles, none<has_columns<257>>>,
      kOneByteScale},
-    {"direct", 4, 1, 8, 6 << 20, all<has_table, has_16_bit_x, none<has_columns<257>>>},
-    {"direct", 4, 3, 8, kNoLimit, all<has_table, has_16_bit_x, none<has_columns<257>>>},
+    {"direct", 4, 1, 8, 2 << 20, all<has_table, has_16_bit_x, none<has_columns<257>>>},
+    {"direct", 4, 1, 8, 3 << 20, all<has_table, has_16_bit_x, none<has_columns<129>>>},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
     {"direct", 0, 1, 16, 1 << 22,
      all<is_fast_in_direct, none<has_columns<2049>>, has_x<Dtype::kBF16>>, kNorm},

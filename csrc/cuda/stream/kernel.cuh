@@ -55,9 +55,16 @@ __global__ void __launch_bounds__(
   constexpr bool kHasTable = Table::kTableBytes > 0;
   uint8_t* const shared = memory + Table::kTableBytes;
 
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
+  // Below a team is a CTA of its own, but for the places that its warps have in shared memory.
+  using Team = stream::Team<kFormat, kScales>;
+  const unsigned of_cta =
+      Team::kMayBeSeveral ? __shfl_sync(~0u, threadIdx.x / 32, 0) : threadIdx.x / 32;
+  const int number = Team::number(params, of_cta), warps = Team::warps(params),
+            warp = Team::place(params, of_cta), lane = threadIdx.x % 32;
+  const int all_warps = blockDim.x / 32, first_warp = number * warps;
+  int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
   const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
+  if (Team::kMayBeSeveral) cta = cta * params.teams + number;
   // Rows of x of this CTA.
   const int M = kRows == 1 ? 1 : kMTiles ? min(params.M - m0, kRows) : params.M;
   // One row may have two parts, each of which is a row up to the end.
@@ -71,16 +78,18 @@ __global__ void __launch_bounds__(
   const int first_row = cta * params.rows_a_cta + min(cta, params.more) * params.unit;
   const int last_tile =  // its first row
       first_row + params.rows_a_cta + (cta < params.more ? params.unit : 0) - tiling.step();
-  uint8_t* const x_place = shared + warps * Memory::kBytes;
+  // From the first warp of the team on. (Of several teams partial sums lie there too.)
+  uint8_t* const x_place = shared + all_warps * Memory::kBytes + first_warp * params.x_bytes;
   uint8_t* const x = x_place + warp * params.x_bytes;
   const auto ask = [&](int slice) {
     // Read again: nothing of this is kept through the loops, where registers are few.
     uint32_t thread, y;
     asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
-    const int first = (slice * warps + static_cast<int>(thread / 32)) * Span::kSpanK;
-    Span::template ask<kByWords>(params.x, params.x_dtype, (Index{y} * params.M + m0) * params.K, M,
-                                 params.K, first,
-                                 shared + warps * Memory::kBytes + thread / 32 * params.x_bytes);
+    const int first =
+        (slice * warps + static_cast<int>(Team::place(params, thread / 32))) * Span::kSpanK;
+    Span::template ask<kByWords>(
+        params.x, params.x_dtype, (Index{y} * params.M + m0) * params.K, M, params.K, first,
+        shared + all_warps * Memory::kBytes + thread / 32 * params.x_bytes);
   };
   wait_for_earlier();
   ask(0);
@@ -106,7 +115,7 @@ __global__ void __launch_bounds__(
   if constexpr (kHasTable)
     if (exists) entry = entry_bits(params.codebook, s);
 
-  uint8_t* const ring = shared + warp * Memory::kBytes;
+  uint8_t* const ring = shared + of_cta * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
   // Partial sums have columns for all rows of x; behind the rows of the weights lies sum(x), and
   // with a norm the sum of its squares.

@@ -26,6 +26,19 @@ struct Layout {
   int ctas, warps, bytes;  // along x of the grid; of a CTA, likewise
 };
 
+// Teams of `warps` warps each: of a CTA, and CTAs that an SM has room for. For `wanted` teams an SM, which registers and
+// rings have room for, but maybe not a table for each of `most_ctas` and more; `all`: SMs' shares of all there is to do.
+struct Teams {
+  int in_cta, ctas_an_sm;
+
+  Teams(int wanted, int all, int warps, int most_ctas, bool has_table)
+      : in_cta(1), ctas_an_sm(std::min(wanted, most_ctas)) {
+    const int useful = std::min(wanted, all);
+    if (has_table && ctas_an_sm < useful && std::has_single_bit(static_cast<unsigned>(warps)))
+      in_cta = useful, ctas_an_sm = 1;
+  }
+};
+
 constexpr int log_of(unsigned power) { return std::bit_width(power) - 1; }
 
 // All but the layout.
@@ -88,20 +101,25 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   p.slices = ceil_div(spans, most_warps);
   const int warps = ceil_div(spans, p.slices);
 
-  // A CTA prepares x anew, so where 8 warps an SM are reached, more CTAs must have 96 rows each
+  // Each team prepares x anew, so where 8 warps an SM are reached, more teams must have 96 rows each
   // (H200, int2, M = 1, the shapes of docs/cuda-notes.md: 72 rows are slower, 108 faster).
-  const int ctas_an_sm =
-      std::min({std::max({p.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps,
-                device.shared_bytes / (of_cta + warps * least_bytes)});
+  const int wanted =
+      std::min(std::max({p.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps);
   p.m_tiles = ceil_div(p.M, variant.rows);
-  const int most_ctas = std::max(device.sms * ctas_an_sm / p.m_tiles, 1);
+  const Teams teams(wanted, ceil_div(N / tile * p.m_tiles, device.sms), warps,
+                    device.shared_bytes / (of_cta + warps * least_bytes),
+                    variant.table_bytes > 0 && p.slices == 1);
+  const int most_teams = std::max(device.sms * teams.ctas_an_sm * teams.in_cta / p.m_tiles, 1);
   // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
   // compute the last of the CTA before again.
   const int all = ceil_div(N, tile);
-  const bool has_one_each = p.unit == 1 && all <= most_ctas && N / all == tile - 1 && N % all > 0;
-  const int ctas = has_one_each ? all : std::min(N / tile, most_ctas);
+  const bool has_one_each = p.unit == 1 && all <= most_teams && N / all == tile - 1 && N % all > 0;
+  const int most = has_one_each ? all : std::min(N / tile, most_teams);
+  p.teams = std::min(teams.in_cta, most);
+  p.team_warps = warps, p.team_log = p.teams > 1 ? log_of(warps) : 31;
+  const int ctas = most / p.teams, all_teams = ctas * p.teams;
   const int units = N / p.unit;
-  p.rows_a_cta = units / ctas * p.unit, p.more = units % ctas;
+  p.rows_a_cta = units / all_teams * p.unit, p.more = units % all_teams;
   p.tiles = ceil_div(p.rows_a_cta + (p.more > 0 ? p.unit : 0), tile);
 
   // x of a single slice is read before the first sum is there, so these may lie in its place. Copies
@@ -109,15 +127,17 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   constexpr int kLine = 128;
   const bool in_place = p.slices == 1;
   const int beside = variant.ring_bytes + (in_place ? 0 : x_bytes);  // partial sums, of a warp
-  int room = (device.shared_bytes / ctas_an_sm - of_cta) / warps - beside;
+  const int all_warps = p.teams * warps;
+  int room = (device.shared_bytes / teams.ctas_an_sm - of_cta) / all_warps - beside;
   if (in_place) room = room / kLine * kLine;
   const int most_tiles = (room / column_bytes - 4) / kTileN;  // one at the least
   p.block_tiles = ceil_div(p.tiles, ceil_div(p.tiles, most_tiles));
   p.partial_bytes = partial_bytes(p.block_tiles);
   if (in_place) p.partial_bytes = ceil_div(std::max(x_bytes, p.partial_bytes), kLine) * kLine;
   p.x_bytes = in_place ? p.partial_bytes : x_bytes;
-  p.partials = in_place ? 0 : warps * x_bytes;
-  return {ctas * p.m_tiles, warps, variant.table_bytes + warps * (beside + p.partial_bytes)};
+  p.partials = in_place ? 0 : all_warps * x_bytes;
+  return {ctas * p.m_tiles, all_warps,
+          variant.table_bytes + all_warps * (beside + p.partial_bytes)};
 }
 
 }  // namespace jaxgemv::cuda::stream

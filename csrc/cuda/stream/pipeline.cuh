@@ -68,6 +68,24 @@ struct Params {
   Index norm_stack_bytes;
   int norm_bytes, norm_row_bytes;  // of a warp's span, 0 without norm; and of K
   float eps;
+  int teams, team_warps, team_log;  // of Team; the log of team_warps, or 31 of a single one
+};
+
+// The warps that share K. A CTA is one team, but where a table takes so much of the shared memory that an SM has room for
+// few CTAs, and K is short: then it has several, a power of two of warps each, and each has a run of rows of its own.
+template <Format kFormat, Scales kScales>
+struct Team {
+  static constexpr bool kMayBeSeveral = kFormat == Format::kCodebook && !go_into_operand(kScales);
+  static __device__ __forceinline__ int warps(const Params& params) {
+    return kMayBeSeveral ? params.team_warps : blockDim.x / 32;
+  }
+  // Which one a warp of the CTA is of, and its place there.
+  static __device__ __forceinline__ int number(const Params& params, unsigned warp) {
+    return kMayBeSeveral ? warp >> params.team_log : 0;
+  }
+  static __device__ __forceinline__ unsigned place(const Params& params, unsigned warp) {
+    return kMayBeSeveral ? warp & ((1u << params.team_log) - 1) : warp;
+  }
 };
 
 // How rows lie in tiles. Of kernels without parts these are constants, of others parameters, which
@@ -105,6 +123,7 @@ __device__ __forceinline__ int scales_before(const Params& params, int span, int
 template <Format kFormat, Scales kScales, typename Rows, Parts kParts, int kStages,
           bool kMayBeginInWord = false, int kPiece = 16>
 struct Pipeline {
+  using Team = stream::Team<kFormat, kScales>;
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
   static constexpr int kSpanBytes = Rows::kBytes, kBlocks = Rows::kBlocks;
@@ -142,7 +161,7 @@ struct Pipeline {
         tiles(tiles),
         last_step(last_row - first_row - (tiles - 2) * tiling.step()),
         left(tiles) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = Team::place(params, threadIdx.x / 32), lane = threadIdx.x % 32;
     const int row = lane / kLanes, piece = lane % kLanes;
     to = ring + Rows::place(row, piece * kPiece);
     offset = warp * kSpanBytes + piece * kPiece;
@@ -164,7 +183,7 @@ struct Pipeline {
   // Starts the copy of the next tile. When kStages have been started, `stage` is the oldest.
   __device__ __forceinline__ void next() {
     if (slice < params.slices) {
-      const int warps = blockDim.x / 32;
+      const int warps = Team::warps(params);
       // Past the end of a row lies what was there before: codes, which meet x = 0. Of float8 they could
       // be NaN.
       if constexpr (kPiece == 4)
@@ -243,7 +262,7 @@ struct Pipeline {
 
   // Of the word that this lane copies of each row of scales, in the span of `slice`.
   __device__ __forceinline__ int offset_of_scales() const {
-    const int span = slice * (blockDim.x / 32) + threadIdx.x / 32;
+    const int span = slice * Team::warps(params) + Team::place(params, threadIdx.x / 32);
     const int word = kMayBeginInWord
                          ? span >> params.spans_log << params.words_log >> params.odd_rows
                          : span << params.words_log;
