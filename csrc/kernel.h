@@ -46,6 +46,8 @@ constexpr OperandSet with_format(OperandSet set, Format format) {
   return set.without(kShifts) | table | global;
 }
 
+inline constexpr Index kNoLimit = std::numeric_limits<Index>::max();
+
 // The rows of x of a slice, first <= M <= last, the most codes in the matrices of all slices, and
 // what else has to hold, for a kernel to be the fastest of those that can run the call; bits 0 for
 // all widths; `with`, operands of which the call has to have one. In order of preference: a kernel may
@@ -54,7 +56,7 @@ struct Crossover {
   std::string_view kernel;
   int bits;
   Index first, last;
-  Index codes = std::numeric_limits<Index>::max();
+  Index codes = kNoLimit;
   bool (*when)(const Problem&) = nullptr;
   OperandSet with = {};
 

@@ -70,3 +70,29 @@ def test_contributing():
     folders = "csrc", "jaxgemv", "tests", "bench", "examples"
     files = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*")]
     assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="the sources are not beside the tests")
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_titles(backend):
+    """The sections that the rules for kernels name as where they come from are there."""
+    page = (ROOT / f"docs/{backend}-notes.md").read_text()
+    headings = re.findall(r"^(?:#+ |- \*\*|\*\*)(.+)$", page, re.MULTILINE)
+    rules = [ROOT / "csrc" / backend / name for name in ("choose.h", "limits.h")]
+    text = "".join(file.read_text() for file in rules if file.exists())
+    titles = set(re.findall(r'"([A-Z][^"]+)"', re.sub(r"\n *// ", " ", text)))
+    assert titles
+    assert not [title for title in titles if not any(heading.startswith(title) for heading in headings)]
+
+
+@pytest.mark.skipif(not (ROOT / "bench/results").exists(), reason="the results are not beside the tests")
+def test_results():
+    """Each is named where someone reads of it."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.svg")]
+    code = [
+        *(ROOT / "tests").glob("*.py"),
+        *(ROOT / "bench").glob("*.py"),
+        *(ROOT / "examples").rglob("*.py"),
+    ]
+    text = "".join(file.read_text() for file in (*pages, *code))
+    assert not [file.name for file in (ROOT / "bench/results").iterdir() if file.name not in text]

@@ -1,7 +1,6 @@
 // Which kernel for how many rows of x: what was measured (docs/cpu-notes.md, by section).
 #pragma once
 
-#include <limits>
 #include <string_view>
 
 #include "../conditions.h"
@@ -9,8 +8,6 @@
 #include "table.h"
 
 namespace jaxgemv::cpu {
-
-inline constexpr Index kNoLimit = std::numeric_limits<Index>::max();
 
 // Groups of at least so many bits: amx_bf16 and amx_int8 multiply a row of an AMX tile, 512 bits, once for
 // each group in it.

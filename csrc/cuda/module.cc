@@ -7,10 +7,10 @@
 #include <iterator>
 #include <vector>
 
-#include "choose.h"
 #include "device.h"
 #include "handler.h"
 #include "image/image.h"
+#include "limits.h"
 #include "record_abi.h"
 #include "table.h"
 
@@ -41,13 +41,17 @@ NB_MODULE(_cuda, m) {
       "XLA's graphs.");
   m.def("recorded", cuda::recorded, "How many kernels have become nodes of XLA's graphs.");
   const auto dtype_of = [](std::string_view x) {
-    return x == jaxgemv::name_of(jaxgemv::Dtype::kF32) ? jaxgemv::Dtype::kF32
-                                                       : jaxgemv::Dtype::kF16;
+    using jaxgemv::Dtype;
+    if (x == name_of(Dtype::kI8)) return Dtype::kF16;  // which it becomes
+    for (const Dtype dtype : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+      if (x == name_of(dtype)) return dtype;
+    throw nanobind::value_error("x must be int8 or a float dtype of 16 or 32 bits");
   };
   const auto problem_of = [=](int64_t n, int64_t k, int64_t group, std::string_view format,
                               int bits, std::string_view x) {
     const auto& names = jaxgemv::kFormatNames;
     const auto at = std::find(std::begin(names), std::end(names), format) - names;
+    if (at == std::ssize(names)) throw nanobind::value_error("format must be one of format.h's");
     jaxgemv::Problem problem{};
     problem.N = n, problem.K = k, problem.group = group, problem.bits = bits;
     problem.format = static_cast<jaxgemv::Format>(at), problem.x = dtype_of(x);

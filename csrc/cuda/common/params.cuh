@@ -10,8 +10,13 @@
 
 namespace jaxgemv::cuda {
 
+// Of an element of x; a type without one does not compile.
 template <typename T>
-inline constexpr Dtype kDtypeOf = Dtype::kF32;
+struct NoDtype;
+template <typename T>
+inline constexpr Dtype kDtypeOf = NoDtype<T>::value;
+template <>
+inline constexpr Dtype kDtypeOf<float> = Dtype::kF32;
 template <>
 inline constexpr Dtype kDtypeOf<__half> = Dtype::kF16;
 template <>

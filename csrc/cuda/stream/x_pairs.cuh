@@ -254,7 +254,10 @@ class XPairs {
   float sum[kColumnTiles][kBlocks][2];
 
   static __device__ __forceinline__ Dtype type_of(Dtype dtype) {
-    return std::is_same_v<X, AnyX> ? narrow(dtype) : kDtypeOf<X>;
+    if constexpr (std::is_same_v<X, AnyX>)
+      return narrow(dtype);
+    else
+      return kDtypeOf<X>;
   }
   // Of the power of two for a span whose largest element has these bits.
   static __device__ __forceinline__ int exponent_of(uint32_t largest, Dtype dtype) {
