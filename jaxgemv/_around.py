@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxgemv._operands import Operands, Static, in_range, select
 from jaxgemv._ranks import any_rank
@@ -109,6 +110,8 @@ def before(o: Operands, s: Static) -> Array:
         x = jnp.take(x, o.perm, axis=-1, mode="fill")
     elif o.perm is not None:
         perm = jnp.broadcast_to(_entry(o.perm, o, x.ndim), x.shape)
+        if _may_be_cut(perm):  # and x has to be as it is
+            x = jnp.where(perm < 0, 0, x)
         x = jnp.take_along_axis(x, perm, axis=-1, mode="fill")
     return x
 
@@ -144,6 +147,20 @@ def _entry(a: Array, o: Operands, ndim: int) -> Array:
     """A parameter (), (W,), or with index a stack of these, that broadcasts against (*P, *L, W)."""
     if o.index is None:
         return a
-    picked = jnp.asarray(a)[jnp.clip(o.index, 0, a.shape[0] - 1)]
+    picked = _at(jnp.asarray(a), jnp.clip(o.index, 0, a.shape[0] - 1))
     last = picked.shape[o.prefix :] or (1,)
     return picked.reshape(*o.index.shape, *(1,) * (ndim - o.prefix - 1), *last)
+
+
+def _may_be_cut(a: Array) -> bool:
+    """Along a dimension that vmap runs over, which its type does not tell, by an Explicit axis of the mesh."""
+    return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
+
+
+def _at(a: Array, index: Array) -> Array:
+    """a[index]. Where index may be cut JAX wants to be told how the result lies, and of a scalar it does not listen."""
+    if not _may_be_cut(index):
+        return a[index]
+    rows = index if index.ndim else index[None]
+    picked = a.at[rows].get(out_sharding=PartitionSpec(*(None,) * (rows.ndim + a.ndim - 1)))
+    return picked if index.ndim else picked[0]

@@ -2,6 +2,7 @@
 
 import warnings
 from functools import cache
+from math import prod
 
 import jax
 import numpy as np
@@ -114,8 +115,7 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
     if reason or platform is None or s.implementation is not None:
         return reason
     # Under jax.export it may be symbolic, and then may be small.
-    most = _most_rows(platform, o, s)
-    if isinstance(o.rows, int) and o.rows > most:
+    if isinstance(o.rows, int) and o.rows > (most := _most_rows(platform, o, s)):
         return f"{o.rows} rows of x are more than {most}"
     if loops(platform, o, s):
         return "the weight is so small that XLA's own loop is faster"
@@ -134,8 +134,14 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
 
 def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:
     """What a backend's limits depend on: (N, K, group, format, bits, dtype of x)."""
-    k = o.x.shape[-1]
-    return o.packed.shape[-2], k, s.group or k, format_of(o), s.bits, str(s.x_dtype or o.x.dtype)
+    n, k = _sides(o, s)
+    return n, k, s.group or k, format_of(o), s.bits, str(s.x_dtype or o.x.dtype)
+
+
+def _sides(o: Operands, s: Static) -> tuple[int, int]:
+    """(N, K), of a large matrix where they are symbolic, under jax.export."""
+    n, k = (d if isinstance(d, int) else 1 << 14 for d in (o.packed.shape[-2], s.k or o.x.shape[-1]))
+    return n, k
 
 
 def loops(platform: str | None, o: Operands, s: Static) -> bool:
@@ -167,8 +173,7 @@ def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
     """Whether a kernel writes the weight where rows are too many for a product's."""
     if platform is None or s.implementation is not None or (platform == "cuda" and unfit_gpu()):
         return False
-    codes = o.packed.shape[-2] * (s.k or o.x.shape[-1])
-    return backends[platform].dequantizes(codes, str(s.x_dtype or o.x.dtype))
+    return backends[platform].dequantizes(prod(_sides(o, s)), str(s.x_dtype or o.x.dtype))
 
 
 def _capability() -> int:

@@ -81,9 +81,11 @@ def _by_sorting(index: Array, stack: int, size: int, slots: int) -> tuple[Array,
     key = jnp.where((index >= 0) & (index < stack), index, np.int32(stack))
     order = jnp.argsort(key, stable=True).astype(jnp.int32)
     key = key[order]
-    # Where each index begins among the sorted, and its tiles among all.
-    first = jnp.searchsorted(key, np.arange(stack + 1, dtype=np.int32)).astype(jnp.int32)
-    tiles = -(-jnp.diff(first) // np.int32(size))
+    # Where each index begins among the sorted, and its tiles among all. (In a shard_map over some axes jax 0.11 has no
+    # searchsorted.)
+    counts = jnp.zeros(stack + 1, jnp.int32).at[key].add(np.int32(1))
+    first = jnp.cumsum(counts, dtype=jnp.int32) - counts
+    tiles = -(-counts[:-1] // np.int32(size))
     before = jnp.concatenate([np.zeros(1, np.int32), jnp.cumsum(tiles, dtype=jnp.int32)])
     rank = np.arange(index.size, dtype=np.int32) - first[key]
     slot = jnp.where(key < stack, before[key] * np.int32(size) + rank, np.int32(slots))

@@ -165,6 +165,8 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
 def _by_rows(f, weight):
     """f of (..., N, K), which has results (..., N, ...), some rows at a time: every nth, as shards have their own."""
     *lead, n, k = weight.shape
+    if not isinstance(weight.size, int):  # symbolic, under jax.export
+        return f(weight)
     blocks = min(n, -(-weight.size // _BLOCK))
     if blocks <= 1:
         return f(weight)

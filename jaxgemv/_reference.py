@@ -126,7 +126,7 @@ def of_entries(
         if not isinstance(x.shape[0], int):  # symbolic, under jax.export
             return jax.vmap(of_slice)(x, index)
         cost = nbytes + (4 * x.shape[1] * width if isinstance(x.shape[1], int) else 0)
-        chunk = max(1, _SIDE_BY_SIDE // max(cost, 1))
+        chunk = max(1, _SIDE_BY_SIDE // max(cost, 1)) if isinstance(cost, int) else 1
         if chunk >= x.shape[0]:
             return jax.vmap(of_slice)(x, index)
         return jax.lax.map(lambda each: of_slice(*each), (x, index), batch_size=chunk)

@@ -130,6 +130,46 @@ def test_symbolic_batch(implementation, problem):
             np.testing.assert_array_equal(call(x, *args[1:4]), x @ p.weight().T)
 
 
+@pytest.mark.parametrize("m", [4, 64, 65])
+@pytest.mark.parametrize("x", ["bfloat16", "int8"])
+@pytest.mark.parametrize("platforms", [("cpu",), ("cuda",), ("cpu", "cuda")], ids="-".join)
+def test_symbolic_weight(platforms, x, m, rng):
+    """One program for matrices of any N: which kernels take it is decided without knowing how many rows there are."""
+    p = make(rng, 4, x, Case(m, 24, 64, 32, "zero"))
+    (n,) = jax.export.symbolic_shape("n")
+    w = jax.tree.map(lambda a: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype), p.tensor)
+    given = {"x_scale": np.ones((m, 1), np.float32)} if x == "int8" else {}
+
+    def f(x, w):
+        return gemv(x, w, activation="silu", out_dtype="float32", **given)
+
+    def of_x(x, w):
+        return jax.grad(lambda x: f(x, w).sum())(x)
+
+    for g in (f,) if x == "int8" else (f, of_x):
+        exported = jax.export.export(jax.jit(g), platforms=platforms, disabled_checks=jaxgemv.EXPORT_CHECKS)
+        call = jax.export.deserialize(
+            exported(jax.ShapeDtypeStruct(p.x.shape, p.x.dtype), w).serialize()
+        ).call
+        if "cpu" in platforms:
+            with jax.default_device(jax.devices("cpu")[0]):
+                expected = np.asarray(g(p.x, p.tensor), np.float32)
+                y = np.asarray(call(p.x, p.tensor), np.float32)
+            np.testing.assert_allclose(y, expected, rtol=0.02, atol=0.01 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "format", [{"bits": 4}, {"format": "nvfp4"}, {"format": "fp8", "method": "minmax"}], ids=str
+)
+def test_quantize_symbolic_weight(format, rng):
+    (n,) = jax.export.symbolic_shape("n")
+    f = jax.jit(lambda w: jaxgemv.quantize(w, **format).dequantize())
+    exported = jax.export.export(f, platforms=("cpu",))(jax.ShapeDtypeStruct((n, 96), jnp.float32))
+    weight = rng.standard_normal((5, 96)).astype(np.float32)
+    with jax.default_device(jax.devices("cpu")[0]):
+        np.testing.assert_array_equal(exported.call(weight), f(weight))
+
+
 def test_gradient_of_symbolic_batch(problem):
     p, _ = problem
     (b,) = jax.export.symbolic_shape("b")

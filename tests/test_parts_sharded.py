@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from parts import activated
 from problems import Case, make
-from sharded import collectives, kernel_calls, mesh_of, moved_codes, put, put_weight, spec_of
+from sharded import PARTIAL_GATHERS, collectives, kernel_calls, mesh_of, moved_codes, put, put_weight, spec_of
 from test_parts import CASE, K, M, N
 
 from jaxgemv import gemv
@@ -101,6 +101,75 @@ def test_sharded_stack(kind, w_spec, on_cpu, rng):
     expected = f(x, dataclasses.replace(stack, **given), norm, ids)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * np.nanmax(np.abs(expected)))
     assert np.isnan(np.asarray(y)[2]).all()
+
+
+@pytest.fixture
+def stacked(rng):
+    """x and an index for each row, one of which is out of range, and a stack with all that may be stacked."""
+    problems = [make(rng, 4, "float32", Case(16, 24, 128, 64, "zero")) for _ in range(3)]
+    stack = jax.tree.map(lambda *a: np.stack(a), *(p.tensor for p in problems))
+    perm = np.stack([rng.permutation(128) for _ in range(3)]).astype(np.int32)
+    w = dataclasses.replace(stack, perm=perm, global_scale=np.float32([1, 2, 4]))
+    return problems[0].x, np.array([1, 0, 2, 9, 1, 1, 0, 2] * 2, np.int32), w
+
+
+PARTS = {
+    "none": {},
+    "norm": {"norm": np.linspace(0.5, 1.5, 128, dtype=np.float32)},
+    "norms": {"norm": np.linspace(0.5, 1.5, 384, dtype=np.float32).reshape(3, 128)},
+    "silu": {"activation": "silu", "bias": np.linspace(-1, 1, 72, dtype=np.float32).reshape(3, 24)},
+}
+every_part = pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+
+
+@every_part
+@pytest.mark.parametrize("mapped", ["x and index", "index"])
+def test_vmap_over_a_cut_index(parts, mapped, stacked, on_cpu):
+    """Of which each device has a part, as of x, while the stack is everywhere."""
+    x, index, w = stacked
+    f = jax.vmap(lambda x, i, w: gemv(x, w, index=i, **parts), (0 if mapped != "index" else None, 0, None))
+    x = x if mapped != "index" else x[0]
+    expected = f(x, index, w)
+    mesh = mesh_of(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        args = (
+            put(x, mesh, *["data"][: x.ndim - 1]),
+            put(index, mesh, "data"),
+            jax.tree.map(lambda a: put(a, mesh), w),
+        )
+        for y in (f(*args), jax.jit(f)(*args)):
+            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * np.nanmax(np.abs(expected)))
+            assert spec_of(y)[0] == "data"
+
+
+@every_part
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["Auto", "Explicit"])
+def test_gradients_beside_an_axis_that_is_left(kind, parts, stacked, on_cpu):
+    """In a shard_map over some axes, whose own shard_maps then lie inside of it."""
+    if PARTIAL_GATHERS:
+        pytest.skip("this jax gathers the operands of such a shard_map")
+    x, index, w = stacked
+    index, parts = index % 3, dict(parts)
+    shared = {name: parts.pop(name) for name in ("norm", "bias") if name in parts}
+
+    def f(x, index, scale, shared):
+        return gemv(x, dataclasses.replace(w, scale=scale), index=index, **shared, **parts)
+
+    def grads(f):
+        return jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 2, 3)))
+
+    expected = grads(f)(x, index, w.scale, shared)
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        cut, whole = P("data"), P()
+        mapped = jax.shard_map(f, in_specs=(cut, cut, whole, whole), out_specs=cut, axis_names={"data"})
+        args = (
+            put(x, mesh, "data"),
+            put(index, mesh, "data"),
+            *jax.tree.map(lambda a: put(a, mesh), (w.scale, shared)),
+        )
+        for one, other in zip(jax.tree.leaves(grads(mapped)(*args)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
 
 
 def test_out_sharding(rng):

@@ -129,6 +129,10 @@ def _after(y: Array, rest: Operands, s: Static, stack: int | None, mesh) -> Arra
 def _mapped(f: Callable, args: tuple, specs: tuple, out: PartitionSpec, mesh) -> Array:
     """shard_map, to which the arguments are brought."""
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
+    if axes_of_kind(mesh, AxisType.Manual):
+        # Differentiated inside of another shard_map, it keeps its arguments alone: what it computes of them jax cannot
+        # bring out.
+        f = jax.checkpoint(f, prevent_cse=False)
     mapped = jax.shard_map(
         f,
         mesh=mesh,

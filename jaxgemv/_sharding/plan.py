@@ -4,11 +4,9 @@ The weight stays as it is cut; everything else is decided from it.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from math import gcd, lcm, prod
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -124,8 +122,6 @@ def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Arr
     return y.astype(s.out_dtype)
 
 
-# Differentiated, it keeps the index alone: jax cannot bring arrays like the condition out of nested shard_maps.
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def _select(y: Array, index: Array, first, count: int, other) -> Array:
     """The slices of y whose index is one of `count` from `first` on, and `other` in place of the rest."""
     return select((index >= first) & (index < first + count), y, other)
