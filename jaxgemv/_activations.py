@@ -36,7 +36,7 @@ def quantize_activations(x: ArrayLike, *, group_size: int | None = None) -> tupl
     x = check_x(op, x, FLOATS)
     k = x.shape[-1]
     if group_size is not None:
-        check_group_size(op, group_size)
+        group_size = check_group_size(op, group_size)
         if k % group_size:
             raise ValueError(f"{op}: group_size must divide K = {k}; got {group_size}")
     return _quantize_activations(x, k if group_size is None else group_size)

@@ -65,14 +65,17 @@ def words_per_row(k: int, bits: int) -> int:
     return -(-k * bits // 32)
 
 
-def check_bits(op: str, bits: int) -> None:
-    if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= 8:
+def check_bits(op: str, bits) -> int:
+    """As Python's own integer, as which it goes on."""
+    if not isinstance(bits, int | np.integer) or isinstance(bits, bool) or not 1 <= bits <= 8:
         raise ValueError(f"{op}: bits must be an integer from 1 to 8; got {bits!r}")
+    return int(bits)
 
 
-def check_group_size(op: str, group_size) -> None:
-    if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
+def check_group_size(op: str, group_size) -> int:
+    if not isinstance(group_size, int | np.integer) or isinstance(group_size, bool) or group_size < 1:
         raise ValueError(f"{op}: group_size must be a positive integer or None; got {group_size!r}")
+    return int(group_size)
 
 
 def check_packed(op: str, name: str, packed, bits: int, k: int, why: str) -> None:

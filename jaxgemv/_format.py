@@ -35,7 +35,7 @@ def pack(codes: ArrayLike, bits: int) -> Array:
     >>> packed.shape, hex(packed[0])
     ((1,), '0x76543210')
     """
-    check_bits("pack", bits)
+    bits = check_bits("pack", bits)
     codes = as_array("pack", "codes", codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
         raise TypeError(f"pack: codes must be integers; got {codes.dtype}")
@@ -84,7 +84,7 @@ def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
     >>> jaxgemv.unpack(jnp.array([0x76543210], jnp.uint32), bits=4, k=7)
     Array([0, 1, 2, 3, 4, 5, 6], dtype=uint8)
     """
-    check_bits("unpack", bits)
+    bits = check_bits("unpack", bits)
     packed = as_array("unpack", "packed", packed)
     if packed.dtype in FLOAT8:
         raise TypeError(f"unpack: packed must be uint32, or uint8 with the same bytes; got {packed.dtype}")

@@ -47,9 +47,9 @@ METHODS = ("mse", "minmax")
 def resolve(op: str, format: str | None, bits: int | None, group_size: GroupSize) -> tuple[int, int | None]:
     """Bits and group size as they are given, or as the format or the defaults of `quantize` have them."""
     if bits is not None:
-        check_bits(op, bits)
+        bits = check_bits(op, bits)
     if group_size is not None and group_size != "default":
-        check_group_size(op, group_size)
+        group_size = check_group_size(op, group_size)
     if format is None:
         return 4 if bits is None else bits, 128 if group_size == "default" else group_size
     known = _known(op, format)

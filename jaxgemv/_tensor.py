@@ -75,6 +75,9 @@ class QuantizedTensor:
     def __post_init__(self):
         if self.bits is None and getattr(self.packed, "dtype", None) in FLOAT8:
             object.__setattr__(self, "bits", 8)
+        for name in ("bits", "group_size", "k"):  # a program is found by them, and saved with them
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
 
     __array_ufunc__ = None  # so that numpy's `x @ w.T` asks us
 
@@ -88,7 +91,7 @@ class QuantizedTensor:
         return f"QuantizedTensor({', '.join(f'{name}={text}' for name, text in given.items())})"
 
     def __array__(self, *_args, **_kwargs) -> NoReturn:
-        raise TypeError(_NO_ARRAY)
+        raise TypeError("QuantizedTensor: w is no array; w.dequantize() is one, and x @ w.T is the product")
 
     def __jax_array__(self) -> NoReturn:
         raise TypeError(_NO_ARRAY)
@@ -120,7 +123,7 @@ class QuantizedTensor:
                [2.5, 2. , 1.5, 1. ]], dtype=float32)
         """
         op = "QuantizedTensor.from_codes"
-        check_bits(op, bits)
+        bits = check_bits(op, bits)
         codes = as_array(op, "codes", codes)
         if codes.ndim < 2:
             raise ValueError(f"{op}: codes must have shape (..., N, K); got {tuple(codes.shape)}")
@@ -238,11 +241,19 @@ class Transposed:
         self.shape = (*w.shape[:-2], *w.shape[:-3:-1])
         self.dtype = w.dtype
 
+    def __repr__(self) -> str:
+        return f"w.T, for x @ w.T alone, of {self.T!r}"
+
     def __rmatmul__(self, x: ArrayLike) -> Array:
         return Transposed.gemv(x, self.T)
 
     def __matmul__(self, other):
-        raise TypeError("QuantizedTensor: w.T can only be the right side of x @ w.T")
+        self.__array__()
+
+    def __array__(self, *_args, **_kwargs) -> NoReturn:
+        raise TypeError(
+            "QuantizedTensor: w.T can only be the right side of x @ w.T; w.dequantize().T is an array"
+        )
 
 
 def _checked(i, size: int):
