@@ -1,6 +1,7 @@
 """`quantize_tree`: the matrices of a model, leaf by leaf."""
 
 import inspect
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,8 @@ from jaxgemv._tensor import ARRAYS, QuantizedTensor
 
 _OP = "quantize_tree"
 _NAMES = "kernel", "weight", "w"
+ALREADY = "is quantised already"
+REPORT = "report=print tells what became of each leaf, and why"
 
 Predicate = Callable[[str, Any], bool | Mapping[str, Any]]
 # Arguments of `quantize`, or None to keep the leaf; and why.
@@ -82,9 +85,13 @@ def quantize_tree(
     def chosen(name: str, leaf) -> Choice:
         return choice(_OP, name, leaf, predicate, _by_name)
 
-    if predicate is None and report is None:
-        _warn_of_names(named)
-    return structure.unflatten(converted(_OP, named, chosen, make, donate=donate, report=report))
+    if named and not any(
+        hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex) for _, leaf in named
+    ):
+        mapping = "; pass dict(tree)" * isinstance(named[0][1], Mapping)
+        raise TypeError(f"{_OP}: tree must have arrays; got {type(named[0][1]).__name__}{mapping}")
+    hint = "predicate=lambda path, array: True takes all matrices" if predicate is None else None
+    return structure.unflatten(converted(_OP, named, chosen, make, donate=donate, report=report, hint=hint))
 
 
 def converted(
@@ -95,13 +102,17 @@ def converted(
     *,
     donate: bool,
     report: Callable[[Record], Any] | None,
+    hint: str | None,
 ) -> list:
     """What `make` makes of each leaf that `chosen` has arguments for, and the others. donate: deletes what was made
-    into another, but not as long as it is another leaf too."""
+    into another, but not as long as it is another leaf too. hint: what to do, of the caller's caller, where there are
+    matrices and none of them is chosen; None, or a report, for no warning."""
     uses = Counter(id(leaf) for _, leaf in leaves)
-    made = []
+    made, kept = [], []
     for name, leaf in _with_progress(leaves):
         arguments, why = chosen(name, leaf)
+        if arguments is None and (_is_matrix(name, leaf) or why == ALREADY):
+            kept.append((_nbytes(leaf), name, why))
         new = leaf
         if arguments is not None:
             try:
@@ -117,6 +128,10 @@ def converted(
         made.append(new)
         if report is not None:
             report(record)
+    is_any = any(map(_is_quantized, made)) or any(why == ALREADY for *_, why in kept)
+    if hint is not None and report is None and kept and not is_any:
+        _, name, why = max(kept)
+        warnings.warn(f"{op}: nothing is quantised: {name!r} {why}. {hint}", stacklevel=3)
     return made
 
 
@@ -129,7 +144,7 @@ def choice(
 ) -> Choice:
     """What the predicate, or without one the default, says of a leaf that can be quantised."""
     if _is_quantized(leaf):
-        return None, "is quantised already"
+        return None, ALREADY
     if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return None, "is no float array"
     if leaf.ndim < 2:
@@ -145,23 +160,12 @@ def choice(
 
 
 def _by_name(name: str, leaf) -> Choice:
-    last = name.rpartition("/")[2]
+    last = re.split("[/.]", name)[-1]  # also of a flat dict, as safetensors has it
     return ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
 
 
-def _warn_of_names(named: list[tuple[str, Any]]) -> None:
-    """Where there are matrices, and none of them has one of our names."""
-    if any(_is_quantized(leaf) for _, leaf in named):
-        return
-    matrices = [
-        name for name, leaf in named if choice(_OP, name, leaf, None, lambda *_: ({}, ""))[0] is not None
-    ]
-    if matrices and all(_by_name(name, None)[0] is None for name in matrices):
-        warnings.warn(
-            f"{_OP}: nothing is quantised, since no path ends in {', '.join(_NAMES)}; got {matrices[0]!r}. "
-            "predicate=lambda path, array: True takes all matrices",
-            stacklevel=3,
-        )
+def _is_matrix(name: str, leaf) -> bool:
+    return choice(_OP, name, leaf, None, lambda *_: ({}, ""))[0] is not None
 
 
 def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:

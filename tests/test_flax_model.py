@@ -263,6 +263,16 @@ def test_what_stays():
     assert_equal(new["gated"](x), model["gated"](x))
 
 
+def test_nothing_to_quantise():
+    """A warning, unless something else says so, or all is quantised already."""
+    conv = nnx.Conv(D, D, (3,), rngs=nnx.Rngs(0))
+    with pytest.warns(UserWarning, match="nothing is quantised: 'kernel' is in Conv, not Linear"):
+        quantize_model(conv)
+    quantize_model(conv, predicate=lambda path, array: True)
+    quantize_model(quantize_model(nnx.Linear(D, D, rngs=nnx.Rngs(0))))
+    quantize_model(nnx.LayerNorm(D, rngs=nnx.Rngs(0)))
+
+
 def test_multi_head_attention(rng):
     attention = nnx.MultiHeadAttention(4, D, decode=False, rngs=nnx.Rngs(0))
     new = quantize_model(attention, **ROUNDING)

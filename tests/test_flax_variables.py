@@ -80,7 +80,7 @@ def test_model(x, boxed):
 def test_stack(x):
     """Of nn.scan, by a predicate, whose arguments count."""
     variables = scanned().init(jax.random.key(0), x, None)
-    assert not quantize_variables(variables)["quant"]
+    assert not quantize_variables(variables, report=lambda record: None)["quant"]
 
     def predicate(path, array):
         return {"group_size": 16} if path.endswith("kernel") else False
@@ -125,6 +125,16 @@ def test_more_layers(x):
     once = quantize_variables(variables, predicate=lambda path, array: path == "up/kernel", **ROUNDING)
     assert set(once["quant"]) == {"up"}
     assert_equal(quantize_variables(once, **ROUNDING), quantize_variables(variables, **ROUNDING))
+
+
+def test_nothing_to_quantise(x):
+    """A warning, unless there are no matrices, or something else says so."""
+    variables = nn.meta.unbox(scanned().init(jax.random.key(0), x, None))
+    with pytest.warns(UserWarning, match="nothing is quantised: 'dense/kernel' has 3 dimensions"):
+        assert quantize_variables(variables)["quant"] == {}
+    quantize_variables(variables, report=lambda record: None)
+    quantize_variables({"params": {"bias": jnp.ones(3)}})
+    quantize_variables(quantize_variables(nn.meta.unbox(nn.Dense(4).init(jax.random.key(0), x))))
 
 
 def test_errors(x):

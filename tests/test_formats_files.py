@@ -159,6 +159,15 @@ def test_paths(tmp_path):
         formats.open(tmp_path)
 
 
+def test_no_such_tensor(tmp_path):
+    save_file(ONE, tmp_path / "model.safetensors")
+    checkpoint = formats.open(tmp_path)
+    near = next(iter(checkpoint))
+    with pytest.raises(KeyError, match=f"formats.open: no tensor '{near}s'; got {near}"):
+        checkpoint[near + "s"]
+    assert checkpoint.get(near + "s") is None
+
+
 def test_onnx_that_is_none(tmp_path):
     pytest.importorskip("onnx")
     (tmp_path / "model.onnx").write_bytes(b"not a model")

@@ -1,6 +1,7 @@
 """`quantize_tree`: which leaves, what it says of them, what memory it takes, and where the arrays lie."""
 
 import gc
+from collections import UserDict
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ def test_default_leaves(params):
 def test_no_name_is_ours(params):
     """A warning, unless something else says so."""
     tree = {"W1": params["stack"]["w"], "b": jnp.zeros(3)}
-    with pytest.warns(UserWarning, match="nothing is quantised, since no path ends in .*; got 'W1'"):
+    with pytest.warns(UserWarning, match="nothing is quantised: 'W1' ends in W1, not kernel, weight, w"):
         assert quantize_tree(tree, in_axis=-2) == tree
     assert quantize_tree(tree, in_axis=-2, report=lambda record: None) == tree
     assert quantize_tree(tree, in_axis=-2, predicate=lambda path, array: False) == tree
@@ -64,6 +65,25 @@ def test_no_name_is_ours(params):
     new = quantize_tree(tree, in_axis=-2, predicate=lambda path, array: True)
     assert new["W1"].shape == (3, 32, 128)
     assert quantize_tree(new, in_axis=-2) == new
+
+
+def test_flat_names(params):
+    """As safetensors and `formats.open` have them."""
+    tree = {"model.layers.0.up.weight": params["embed"]["embedding"], "model.norm.weight": jnp.ones(3)}
+    new = quantize_tree(tree, in_axis=-1)
+    assert {name: isinstance(w, QuantizedTensor) for name, w in new.items()} == dict.fromkeys(tree, False) | {
+        "model.layers.0.up.weight": True
+    }
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [("a model", "got str"), ([UserDict(w=np.ones((4, 32)))], r"got UserDict; pass dict\(tree\)")],
+)
+def test_no_arrays(tree, text):
+    with pytest.raises(TypeError, match=f"quantize_tree: tree must have arrays; {text}"):
+        quantize_tree(tree, in_axis=-1)
+    assert quantize_tree({"rate": 0.1}, in_axis=-1) == {"rate": 0.1}
 
 
 def test_predicate(params):

@@ -8,7 +8,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import Choice, Predicate, Record, choice, converted, quantized
+from jaxgemv._tree import REPORT, Choice, Predicate, Record, choice, converted, quantized
 from jaxgemv.flax import _layer
 
 _OP = "quantize_variables"
@@ -32,7 +32,8 @@ def quantize_variables(
       (..., in, out) and needs to be named, since the kernel of a convolution looks alike.
     - donate, report, quantize_arguments: as in `jaxgemv.quantize_tree`.
 
-    Raises ValueError for variables without params, and what `quantize` raises, with the path of the leaf.
+    Raises ValueError for variables without params, and what `quantize` raises, with the path of the leaf. Warns if
+    there are matrices and none is a kernel of two dimensions.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import linen as nn
@@ -55,7 +56,8 @@ def quantize_variables(
         return quantized(leaf, quantize_arguments | dict(arguments) | {"in_axis": -2})
 
     leaves = [(name, nn.meta.unbox(leaf)) for name, leaf in boxes.items()]
-    made = converted(_OP, leaves, chosen, make, donate=donate, report=report)
+    hint = REPORT if predicate is None and not variables.get("quant") else None
+    made = converted(_OP, leaves, chosen, make, donate=donate, report=report, hint=hint)
     params: dict[tuple, Any] = {}
     quant: dict[tuple, Any] = flatten_dict(dict(variables.get("quant", {})))
     for (path, box), new in zip(flat.items(), made):

@@ -1,6 +1,7 @@
 """`Checkpoint`: the tensors of a file or a folder by name, each made when it is asked for."""
 
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,8 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
     - metadata: all else that the file says about itself.
     - entries: name to shape, format and bytes, without reading.
 
-    Reading a tensor raises ValueError where the file is damaged, NotImplementedError where its format has no form here.
+    Reading a tensor raises KeyError for a name that is not there, ValueError where the file is damaged,
+    NotImplementedError where its format has no form here.
 
     >>> import pathlib, tempfile, jaxgemv.formats, numpy as np
     >>> from safetensors.numpy import save_file
@@ -47,6 +49,11 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
         self.entries, self.config, self.metadata = dict(entries), dict(config), dict(metadata)
 
     def __getitem__(self, name: str) -> QuantizedTensor | np.ndarray:
+        if name not in self.entries:
+            near = get_close_matches(str(name), self.entries, n=3, cutoff=0) or ["no tensors"]
+            raise KeyError(
+                f"formats.open: no tensor {name!r}; got {', '.join(near)}, .. (list(checkpoint) has all)"
+            )
         with np.errstate(all="ignore"):  # infinities and NaN in a file become those of a weight
             return self.entries[name].load()
 

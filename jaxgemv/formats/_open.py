@@ -60,7 +60,7 @@ def open(
     options = Options(dtype, requantize)
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{_OP}: path must be a checkpoint; there is no {path}")
+        raise FileNotFoundError(f"{_OP}: path must be a file or a folder of this machine; there is no {path}")
     if path.is_dir():
         files = _safetensors.files_of(path)
         if files:

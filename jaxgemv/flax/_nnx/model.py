@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import Choice, Predicate, Record, choice, converted
+from jaxgemv._tree import ALREADY, REPORT, Choice, Predicate, Record, choice, converted
 from jaxgemv.flax._kernel import Layout
 from jaxgemv.flax._nnx.base import Quantized
 from jaxgemv.flax._nnx.einsum import QuantEinsum, einsum_layout
@@ -65,7 +65,7 @@ def quantize_model(
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Weights with a
     NamedSharding stay sharded, as in `jaxgemv.quantize_tree`. Works under `jit` and `nnx.eval_shape`, which gives the
     model into which a checkpoint is restored. Raises TypeError for another model, and what `quantize` raises, with the
-    path of the leaf.
+    path of the leaf. Warns if there are matrices and none is in such a layer.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -99,7 +99,8 @@ def quantize_model(
         return new._tensor
 
     arrays = [(name, leaf.array) for name, leaf in leaves.items()]
-    converted(_OP, arrays, chosen, make, donate=donate, report=report)
+    hint = REPORT if predicate is None else None
+    converted(_OP, arrays, chosen, make, donate=donate, report=report, hint=hint)
     return _replaced(model, layers, set())
 
 
@@ -144,7 +145,7 @@ def _refusal(leaf: _Leaf) -> str | None:
     owner = type(leaf.owner).__name__
     if kind is None:
         if isinstance(leaf.owner, Quantized) and leaf.attribute in ARRAYS:
-            return "is quantised already"
+            return ALREADY
         return f"is in {owner}, not {', '.join(kind.__name__ for kind in _KINDS)}"
     if leaf.attribute != kind.weight:
         return f"is the {leaf.attribute} of {owner}"
