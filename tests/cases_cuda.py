@@ -28,6 +28,10 @@ def stream(bits: int) -> list[Case]:
         Case(1, 50, 4096, 512, "zero", bias=True),
         Case(1, 17, 1536, small, "fraction", scale="float32"),
         Case(2, 40, 5 * middle, middle, "offset", scale="float32"),  # an odd number of groups
+        # Groups of several spans, one after the other.
+        Case(1, 40, 8192, 1024, "zero", scale="float32"),
+        Case(2, 24, 8192, 2048, "offset", scale="float32"),
+        Case(1, 33, 3 * 2048 + least, 2048, "zero"),
         Case(4, 33, 3 * 512 + least, 512, "zero", scale="float32"),  # a ragged group
         Case(8, 24, 6144, 1024, "zero", bytes=True),
         Case(16, 70, 4096, 512, "mid"),

@@ -106,11 +106,12 @@ def test_disabled(rng):
         assert jax.grad(lambda x: gemv(x, p.tensor).sum())(p.x).shape == p.x.shape
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_in_place_update_of_a_donated_bias(backend, rows, rng):
-    """The same of a bias that lies where the result goes: alone it may be of one row."""
-    p = make(rng, 4, "bfloat16", Case(rows, 256, 256, 64, "zero"), exact=True)
-    biases = rng.integers(-2, 3, (8, 256)).astype(p.x.dtype)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 256, 256), (4, 256, 256), (1, 1000, 4096), (1, 40000, 512)])
+def test_in_place_update_of_a_donated_bias(backend, rows, n, k, rng):
+    """The same of a bias that lies where the result goes: alone it may be of one row, which kernels may compute twice
+    in parts."""
+    p = make(rng, 4, "bfloat16", Case(rows, n, k, 64, "zero"), exact=True)
+    biases = rng.integers(-2, 3, (8, n)).astype(p.x.dtype)
 
     @partial(jax.jit, donate_argnums=0)
     def f(b, x, w):

@@ -35,8 +35,8 @@ whole_cases = st.builds(
     Case,
     m=st.integers(1, 64),  # above, weights may be rounded
     n=st.one_of(st.integers(1, 40), st.integers(250, 300)),
-    k=st.integers(1, 20).map(lambda blocks: 64 * blocks),
-    group=st.sampled_from([32, 64, 128, 256, "row", "tensor"]),
+    k=st.integers(1, 64).map(lambda blocks: 64 * blocks),
+    group=st.sampled_from([32, 64, 128, 256, 512, 1024, 2048, "row", "tensor"]),
     **flags,
 )
 

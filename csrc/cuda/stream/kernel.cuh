@@ -57,10 +57,11 @@ __global__ void __launch_bounds__(
 
   // Below a team is a CTA of its own, but for the places that its warps have in shared memory.
   using Team = stream::Team<kFormat, kScales>;
-  const unsigned of_cta =
-      Team::kMayBeSeveral ? __shfl_sync(~0u, threadIdx.x / 32, 0) : threadIdx.x / 32;
-  const int number = Team::number(params, of_cta), warps = Team::warps(params),
-            warp = Team::place(params, of_cta), lane = threadIdx.x % 32;
+  unsigned uniform = 0;  // number of this warp in the CTA, and known to be so
+  if constexpr (Team::kMayBeSeveral) uniform = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const auto of_cta = [&] { return Team::kMayBeSeveral ? uniform : threadIdx.x / 32; };
+  const int number = Team::number(params, of_cta()), warps = Team::warps(params),
+            warp = Team::place(params, of_cta()), lane = threadIdx.x % 32;
   const int all_warps = blockDim.x / 32, first_warp = number * warps;
   int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
   const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
@@ -115,7 +116,9 @@ __global__ void __launch_bounds__(
   if constexpr (kHasTable)
     if (exists) entry = entry_bits(params.codebook, s);
 
-  uint8_t* const ring = shared + of_cta * Memory::kBytes;
+  int ring_at = first_warp + warp;
+  if constexpr (Team::kMayBeSeveral) ring_at = uniform;  // the same, with a register less
+  uint8_t* const ring = shared + ring_at * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
   // Partial sums have columns for all rows of x; behind the rows of the weights lies sum(x), and
   // with a norm the sum of its squares.

@@ -28,6 +28,8 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   // On aligned memory, and all numbers fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     const Found found = V::find_scales(problem, operands);
+    // A row of y may be computed twice, and its bias be read again.
+    if (operands.bias.data != nullptr && operands.bias.data == operands.y) return false;
     // Tables in registers are not exact enough.
     if (kAsNormed && kIsTable && !stream::go_into_operand(found.scales) &&
         !stream::has_large_shared(device.major))
@@ -121,9 +123,9 @@ class Stream : stream::Variants<kFormat, kBits, X> {
       constexpr int kOne = (kBits == 4 && !kIsTable && kUnits == 4) || kHalves ? 1 : 2;
       using One = stream::SpanShape<kFormat, kBits, kOne, kScales, kUnits, kParts>;
       const int blocks = stream::SpanRows<kBits, One::kSpanBytes, kUnits>::kBlocks;
-      const bool begins_in_word = kScales == Scales::kByBlock &&
-                                  size_of(call.operands.scale.dtype) == 2 &&
-                                  (call.found.odd_rows || blocks >> call.found.group_log < 2);
+      const int bytes = (blocks >> call.found.group_log) * size_of(call.operands.scale.dtype);
+      const bool begins_in_word =  // or is that of several spans
+          kScales == Scales::kByBlock && (call.found.odd_rows || bytes < 4);
       if (M == 1 && (One::kMayBeginInWord || !begins_in_word))
         return launch<kOne, kScales, kUnits, kParts>(call);
       if constexpr (kMost == 2)
