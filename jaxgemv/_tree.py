@@ -54,7 +54,7 @@ def quantize_tree(
       kernels have stack dimensions in front.
     - predicate: (path, array) to whether the leaf is quantised, or to a dict of arguments for it in place of those
       below; the path is like "layers/0/mlp/kernel". By default float arrays of two dimensions and more whose path ends
-      in kernel, weight or w.
+      in kernel, weight or w, behind a "/" or, in a flat dict, a ".".
     - donate: deletes each leaf once its codes are there, so that memory never holds more than the tree and one leaf;
       one that is several leaves with the last of them, if all are quantised.
     - report: called with a record for each leaf: its `path`, `what` became of it, `why`, bytes `before` and `after`.
@@ -62,8 +62,8 @@ def quantize_tree(
 
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
     NamedSharding stay sharded, along K as far as each part is whole words and groups. Raises what `quantize` raises,
-    with the path of the leaf, and TypeError for an argument that `quantize` does not have. Warns if there are matrices
-    and no name is one of the three: give a predicate, or a `report`, which says so too.
+    with the path of the leaf, and TypeError for an argument that `quantize` does not have or a tree without arrays. Warns
+    if there are matrices and no name is one of the three: give a predicate, or a `report`, which says so too.
 
     >>> import jax.numpy as jnp, jaxgemv
     >>> params = {"up": {"kernel": jnp.ones((256, 64)), "bias": jnp.zeros(64)}}

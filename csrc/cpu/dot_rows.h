@@ -170,9 +170,9 @@ inline bool suits_blocks(Index group, Index k, Index codes) {
 
 // How blocks are summed before they are scaled.
 struct Runs {
-  Index blocks, groups;       // of a row of weights; groups that a block has to move on by
-  Index group_size;           // blocks, after which to do so
-  Index words, whole_blocks;  // of a row
+  Index blocks, groups;            // of a row of weights; groups that a block has to move on by
+  Index group_size;                // blocks, after which to do so
+  Index whole_blocks, last_words;  // of a row, and of what is behind them
 
   template <typename Main>
   static Runs of(const Problem& p) {
@@ -181,7 +181,8 @@ struct Runs {
     runs.blocks = ceil_div(p.K, Index{Main::kCodes});
     runs.groups = is_narrow ? Main::kCodes / p.group : 1;
     runs.group_size = is_narrow ? 1 : p.group >= p.K ? runs.blocks : p.group / Main::kCodes;
-    runs.words = row_bytes(p.K, p.bits) / 4, runs.whole_blocks = runs.words * 4 / Main::kBytes;
+    runs.whole_blocks = p.K / Main::kCodes;
+    runs.last_words = (row_bytes(p.K, p.bits) - runs.whole_blocks * Main::kBytes) / 4;
     return runs;
   }
 };
@@ -221,7 +222,7 @@ inline void add_runs(const typename Main::C& codes, const Runs& runs, const floa
     } else {
       for (const Index whole_end = min_of(end, runs.whole_blocks); block < whole_end;) add(kWords);
     }
-    while (block < end) add(runs.words % kWords);  // the last, and less than a whole one
+    while (block < end) add(runs.last_words);  // the last, where it is not whole
     JAXGEMV_UNROLL
     for (int r = 0; r < kCount; ++r) {
       const float* scale = scales + r * scales_size;

@@ -108,7 +108,7 @@ inline void add_row(const typename Main::C& codes, const Runs& runs, const float
   for (; block + kAtOnce <= runs.whole_blocks; block += kAtOnce) JAXGEMV_UNROLL
   for (Index i = 0; i < kAtOnce; ++i) add(kWords, lanes.of_whole);
   for (; block < runs.whole_blocks; ++block) add(kWords, lanes.of_whole);
-  if (runs.whole_blocks < runs.blocks) add(runs.words % kWords, lanes.of_last);
+  if (runs.whole_blocks < runs.blocks) add(runs.last_words, lanes.of_last);
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ struct Int8Dot : SlicedX<C> {
                                                  const uint8_t* const (&rows)[kCount],
                                                  const float* factors,
                                                  Floats (&total)[kCount][kXRows]) {
-    const Index words = shape.words, blocks = shape.blocks;
+    const Index last_words = shape.last_words, blocks = shape.blocks;
     const Index size = shape.factors_size;
     const Index whole_blocks = shape.whole_blocks, group_size = shape.group_blocks;
     const float* slices = x.slices;
@@ -104,7 +104,7 @@ struct Int8Dot : SlicedX<C> {
         for (int r = 0; r < kCount; ++r) {
           const uint8_t* from = rows[r] + block * XPacked::kBytes;
           __builtin_prefetch(from + kAhead);
-          w[r] = load_words(from, block < whole_blocks ? XPacked::kWords : words % XPacked::kWords);
+          w[r] = load_words(from, block < whole_blocks ? XPacked::kWords : last_words);
         }
         add_block(codes, w, slices, sum);
       }
@@ -141,7 +141,7 @@ struct Int8Dot : SlicedX<C> {
     for (Index block = 0; block < shape.whole_blocks; ++block)
       add(row + block * XPacked::kBytes, XPacked::kWords, lanes.of_whole);
     if (shape.whole_blocks < shape.blocks)
-      add(row + shape.whole_blocks * XPacked::kBytes, shape.words % XPacked::kWords, lanes.of_last);
+      add(row + shape.whole_blocks * XPacked::kBytes, shape.last_words, lanes.of_last);
     if constexpr (kSlices == kFewSlices)
       for (int m = 0; m < kXRows; ++m)
         if (x.small[m].count > 0) total[m][0] += x.small[m].template times<C>(row, scales);

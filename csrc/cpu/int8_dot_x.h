@@ -32,7 +32,7 @@ struct SlicedX {
   // Worked out once: divisions are slow.
   struct Shape {
     Index blocks, whole_blocks;      // of a row of weights
-    Index words, groups;             // of it
+    Index last_words, groups;        // of what is behind the whole ones; of it
     Index group_blocks, group_runs;  // of a group
     Index runs;
     bool is_narrow;      // blocks hold several groups each:
@@ -40,8 +40,9 @@ struct SlicedX {
     Index factors_size;  // floats for a row of weights and one of x
 
     explicit Shape(const Problem& p) {
-      words = row_bytes(p.K, C::kBits) / 4;
-      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = words / kWords;
+      // A block that lacks codes alone, and no word, is not whole: its lanes may have no group.
+      blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = p.K / kCodes;
+      last_words = row_bytes(p.K, C::kBits) / 4 - whole_blocks * kWords;
       groups = groups_of(p);
       is_narrow = p.group < kCodes && p.group < p.K;
       block_groups = is_narrow ? kCodes / p.group : 1;

@@ -19,7 +19,8 @@ struct Int8XDot {
   static constexpr bool takes(Dtype x) { return x == Dtype::kI8; }
   static constexpr int kUnits = 32 * kLanes / kSliceWidth;
   static constexpr int kCodes = C::kSteps * kUnits, kBytes = 4 * C::kWords, kVectors = C::kSteps;
-  static constexpr Index kMaxRun = Index{1} << 40;  // sums are exact
+  // Sums are exact: a lane adds up as many products, each less than 2^15 in magnitude.
+  static constexpr Index kMaxRun = (Index{1} << 16) * kLanes / kCodes;
   using Slice = std::conditional_t<kSliceWidth == 8, int8_t, int16_t>;
 
   static bool is_grouped(const Problem& p) { return p.x_group > 0 && p.x_group < p.K; }

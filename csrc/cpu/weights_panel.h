@@ -73,7 +73,7 @@ struct WeightsPanel {
     Index plan;    // of Weights
 
     Shape(const Problem& p, const Operands& o) {
-      scales_sums = WeightsPanel::scales_sums(p), group = scales_sums ? p.K : p.group;
+      scales_sums = WeightsPanel::scales_sums(p), group = scales_sums ? p.K : min_of(p.group, p.K);
       parts = p.rounded || scales_sums || is_exact(p, o) ? 1 : 2, depth = kDepth / parts;
       if (scales_sums && p.group < p.K && p.group % kDepth != 0) depth = kSumGroup;
       groups = padded(groups_of(p));
