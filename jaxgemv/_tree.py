@@ -62,8 +62,8 @@ def quantize_tree(
 
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
     NamedSharding stay sharded, along K as far as each part is whole words and groups. Raises what `quantize` raises,
-    with the path of the leaf, and TypeError for an argument that `quantize` does not have or a tree without arrays. Warns
-    if there are matrices and no name is one of the three: give a predicate, or a `report`, which says so too.
+    with the path of the leaf, and TypeError for an argument that `quantize` does not have or a tree without arrays.
+    Warns if there are matrices and no name is one of the three: give a predicate, or a `report`, which says so too.
 
     >>> import jax.numpy as jnp, jaxgemv
     >>> params = {"up": {"kernel": jnp.ones((256, 64)), "bias": jnp.zeros(64)}}
