@@ -126,6 +126,8 @@ every_part = pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("mapped", ["x and index", "index"])
 def test_vmap_over_a_cut_index(parts, mapped, stacked, on_cpu):
     """Of which each device has a part, as of x, while the stack is everywhere."""
+    if jax.__version_info__ < (0, 9):
+        pytest.skip("jax 0.8 has no vmap over an index that is cut, of whatever is in it")
     x, index, w = stacked
     f = jax.vmap(lambda x, i, w: gemv(x, w, index=i, **parts), (0 if mapped != "index" else None, 0, None))
     x = x if mapped != "index" else x[0]
