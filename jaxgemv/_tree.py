@@ -21,11 +21,16 @@ from jaxgemv._tensor import ARRAYS, QuantizedTensor
 _OP = "quantize_tree"
 _NAMES = "kernel", "weight", "w"
 ALREADY = "is quantised already"
-REPORT = "report=print tells what became of each leaf, and why"
 
 Predicate = Callable[[str, Any], bool | Mapping[str, Any]]
 # Arguments of `quantize`, or None to keep the leaf; and why.
 Choice = tuple[Mapping[str, Any] | None, str]
+# Of the largest matrix that was kept and why, what a warning says where nothing is quantised.
+Hint = Callable[[str, str], str]
+
+
+def say_why(name: str, why: str) -> str:
+    return f": {name!r} {why}. report=print tells what became of each leaf, and why"
 
 
 class Record(NamedTuple):
@@ -90,7 +95,7 @@ def quantize_tree(
     ):
         mapping = "; pass dict(tree)" * isinstance(named[0][1], Mapping)
         raise TypeError(f"{_OP}: tree must have arrays; got {type(named[0][1]).__name__}{mapping}")
-    hint = "predicate=lambda path, array: True takes all matrices" if predicate is None else None
+    hint = _say_names if predicate is None else None
     return structure.unflatten(converted(_OP, named, chosen, make, donate=donate, report=report, hint=hint))
 
 
@@ -102,11 +107,11 @@ def converted(
     *,
     donate: bool,
     report: Callable[[Record], Any] | None,
-    hint: str | None,
+    hint: Hint | None,
 ) -> list:
     """What `make` makes of each leaf that `chosen` has arguments for, and the others. donate: deletes what was made
-    into another, but not as long as it is another leaf too. hint: what to do, of the caller's caller, where there are
-    matrices and none of them is chosen; None, or a report, for no warning."""
+    into another, but not as long as it is another leaf too. hint: for the caller's caller, where there are matrices and
+    none of them is chosen; None, or a report, for no warning."""
     uses = Counter(id(leaf) for _, leaf in leaves)
     made, kept = [], []
     for name, leaf in _with_progress(leaves):
@@ -131,7 +136,7 @@ def converted(
     is_any = any(map(_is_quantized, made)) or any(why == ALREADY for *_, why in kept)
     if hint is not None and report is None and kept and not is_any:
         _, name, why = max(kept)
-        warnings.warn(f"{op}: nothing is quantised: {name!r} {why}. {hint}", stacklevel=3)
+        warnings.warn(f"{op}: nothing is quantised{hint(name, why)}", stacklevel=3)
     return made
 
 
@@ -162,6 +167,13 @@ def choice(
 def _by_name(name: str, leaf) -> Choice:
     last = re.split("[/.]", name)[-1]  # also of a flat dict, as safetensors has it
     return ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
+
+
+def _say_names(name: str, _: str) -> str:
+    return (
+        f", since no path ends in {', '.join(_NAMES)}; got {name!r}. "
+        "predicate=lambda path, array: True takes all matrices"
+    )
 
 
 def _is_matrix(name: str, leaf) -> bool:

@@ -8,7 +8,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import REPORT, Choice, Predicate, Record, choice, converted, quantized
+from jaxgemv._tree import Choice, Predicate, Record, choice, converted, quantized, say_why
 from jaxgemv.flax import _layer
 
 _OP = "quantize_variables"
@@ -56,7 +56,7 @@ def quantize_variables(
         return quantized(leaf, quantize_arguments | dict(arguments) | {"in_axis": -2})
 
     leaves = [(name, nn.meta.unbox(leaf)) for name, leaf in boxes.items()]
-    hint = REPORT if predicate is None and not variables.get("quant") else None
+    hint = say_why if predicate is None and not variables.get("quant") else None
     made = converted(_OP, leaves, chosen, make, donate=donate, report=report, hint=hint)
     params: dict[tuple, Any] = {}
     quant: dict[tuple, Any] = flatten_dict(dict(variables.get("quant", {})))

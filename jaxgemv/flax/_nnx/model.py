@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import ALREADY, REPORT, Choice, Predicate, Record, choice, converted
+from jaxgemv._tree import ALREADY, Choice, Predicate, Record, choice, converted, say_why
 from jaxgemv.flax._kernel import Layout
 from jaxgemv.flax._nnx.base import Quantized
 from jaxgemv.flax._nnx.einsum import QuantEinsum, einsum_layout
@@ -99,7 +99,7 @@ def quantize_model(
         return new._tensor
 
     arrays = [(name, leaf.array) for name, leaf in leaves.items()]
-    hint = REPORT if predicate is None else None
+    hint = say_why if predicate is None else None
     converted(_OP, arrays, chosen, make, donate=donate, report=report, hint=hint)
     return _replaced(model, layers, set())
 
