@@ -3,7 +3,6 @@
 - `python -m bench`: everything, on the GPU if there is one; torch, gemlite and bitsandbytes where they are installed
 - `python -m bench --quick`: a first look
 - `python -m bench --rows 1,16,64 --save`: more rows of x; JSON and a plot go to bench/results/
-- `python -m bench --no-jit --systems jaxgemv`: the kernels alone, in captured CUDA graphs; quick
 - `python -m bench --shapes 4096x4096 --formats int4 --systems jaxgemv --dtypes float16`: one kernel, for a profiler
 - `python -m bench --platform cpu --rows 1,16,64 --ggml libggml.so`: on the CPU, beside torch, MLX and llama.cpp
 - `python -m bench --grid --seed 1`: some 300 products of every kind, and those that are slower than XLA's dense product
@@ -82,9 +81,7 @@ def main() -> None:
     with report.progress() as progress:
         task = progress.add_task("compiling, reading", total=len(cells) * len(args.rows))
         read, library = _floor(device, plan, cells)
-        if args.no_jit and library is None:
-            raise SystemExit(f"bench: --no-jit needs a GPU and nvcc; the read floor is {read.how}")
-        setup = measure.Setup(device.platform, plan, library, jit=not args.no_jit)
+        setup = measure.Setup(device.platform, plan, library)
         for n, k, dtype, system in cells:
             what = f"{system.name} {system.format}, {n} x {k}, x {dtype}"
             progress.update(task, description=what)
@@ -190,8 +187,6 @@ def _cells(platform: str, args) -> list:
         for s in (*systems.SYSTEMS, *torch_systems.SYSTEMS, *host_systems.systems(args.ggml))
         if _chosen(args.systems, s.name) and _chosen(args.formats, s.format)
     ]
-    if args.no_jit:
-        chosen = [s for s in chosen if s.name != "XLA"]
     chosen = [
         s
         for s in chosen
@@ -219,7 +214,6 @@ def _arguments():
     words = partial(str.split, sep=",")
     parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, fewer repeats")
-    parser.add_argument("--no-jit", action="store_true", help="only the kernels alone, in captured graphs")
     parser.add_argument("--shapes", type=_shapes, metavar="NxK,...", help="instead of the usual ones")
     parser.add_argument("--rows", type=_numbers, metavar="M,...", help="rows of x (default: 1)")
     parser.add_argument("--formats", type=words, metavar="NAME,...", help="int4, nf4, mxfp4, fp8, bf16 ...")

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 SLOWER = 1.05  # a cell worth a look
-_WHAT = {"us": "inside jit", "kernel_us": "kernel alone"}
 
 
 @dataclass
@@ -28,7 +27,6 @@ class Cell:
     rows: int
     dtype: str
     format: str
-    what: str  # of _WHAT
     before_us: float  # medians
     after_us: float
     ratio: float
@@ -58,14 +56,14 @@ def main() -> None:
             "environment": after[0]["environment"],
             "before": before[0]["environment"]["commit"],
             "after": after[0]["environment"]["commit"],
-            "means": [{"format": f, "dtype": d, "what": w, **m} for (f, d, w), m in means(cells).items()],
+            "means": [{"format": f, "dtype": d, **m} for (f, d), m in means(cells).items()],
             "cells": [asdict(cell) for cell in cells],
         }
         args.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def compare(before: list[dict], after: list[dict]) -> list[Cell]:
-    """One cell for each product of jaxgemv that both have, and for each way it was timed."""
+    """One cell for each product of jaxgemv that both have."""
     first, second = _times(before), _times(after)
     cells = []
     for key in first.keys() & second.keys():
@@ -80,17 +78,15 @@ def _times(results: list[dict]) -> dict[tuple, list[float]]:
     times = defaultdict(list)
     for result in results:
         for row in result["rows"]:
-            for what in _WHAT:
-                if row["system"] == "jaxgemv" and row[what]:
-                    cell = tuple(row[name] for name in ("n", "k", "rows", "dtype", "format"))
-                    times[*cell, what].append(row[what])
+            if row["system"] == "jaxgemv" and row["us"]:
+                times[tuple(row[name] for name in ("n", "k", "rows", "dtype", "format"))].append(row["us"])
     return times
 
 
-def means(cells: list[Cell]) -> dict[tuple[str, str, str], dict]:
+def means(cells: list[Cell]) -> dict[tuple[str, str], dict]:
     groups = defaultdict(list)
     for cell in cells:
-        groups[cell.format, cell.dtype, cell.what].append(cell.ratio)
+        groups[cell.format, cell.dtype].append(cell.ratio)
     return {
         key: {"cells": len(ratios), "ratio": statistics.geometric_mean(ratios)}
         for key, ratios in sorted(groups.items())
@@ -99,20 +95,20 @@ def means(cells: list[Cell]) -> dict[tuple[str, str, str], dict]:
 
 def means_table(cells: list[Cell]) -> Table:
     out = Table(title="after / before, geometric means of the cells", title_justify="left")
-    for name in ("format", "x", "timed", "cells", "ratio"):
+    for name in ("format", "x", "cells", "ratio"):
         out.add_column(name, justify="right" if name in ("cells", "ratio") else "left")
-    for (format, dtype, what), mean in means(cells).items():
-        out.add_row(format, dtype, _WHAT[what], str(mean["cells"]), f"{mean['ratio']:.4f}")
+    for (format, dtype), mean in means(cells).items():
+        out.add_row(format, dtype, str(mean["cells"]), f"{mean['ratio']:.4f}")
     return out
 
 
 def worst_table(cells: list[Cell]) -> Table:
     out = Table(title="the cells that became slowest", title_justify="left")
-    for name in ("N x K", "M", "x", "format", "timed", "before, us", "after, us", "ratio", "rounds over 5%"):
+    for name in ("N x K", "M", "x", "format", "before, us", "after, us", "ratio", "rounds over 5%"):
         out.add_column(name, no_wrap=True)
     for c in cells[:12]:
         values = f"{c.before_us:.2f}", f"{c.after_us:.2f}", f"{c.ratio:.3f}", f"{c.slower} of {c.rounds}"
-        out.add_row(f"{c.n} x {c.k}", str(c.rows), c.dtype, c.format, _WHAT[c.what], *values)
+        out.add_row(f"{c.n} x {c.k}", str(c.rows), c.dtype, c.format, *values)
     return out
 
 

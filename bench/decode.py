@@ -153,7 +153,7 @@ def _read_limit(device) -> tuple[float | None, str]:
     """(bytes a microsecond that a program reads which does no more, how that was found or why not)"""
     nbytes = _READ[device.platform]
     if device.platform == "gpu":
-        library, missing = native.load(device, kernels=False)
+        library, missing = native.load(device)
         read = library and floor.GpuFloor(native.Native(library, 2 * nbytes), calls=4)
     else:
         library, missing = native.load_reader()

@@ -41,7 +41,7 @@ class Grid:
         self.device, self.plan = device, chain.PLANS[device.platform]
         self._gpu = device.platform == "gpu"
         largest = max(total_bytes(c) for c in cells)
-        library, missing = native.load(device, kernels=False) if self._gpu else native.load_reader()
+        library, missing = native.load(device) if self._gpu else native.load_reader()
         if library is None:
             raise SystemExit(f"bench: --grid needs a compiler; {missing}")
         if self._gpu:

@@ -1,4 +1,4 @@
-"""How a JAX system is measured: its weights made, its result checked, its time taken both ways."""
+"""How a JAX system is measured: its weights made, its result checked, its time taken inside jit."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +10,6 @@ import numpy as np
 
 from bench import systems, timing
 from bench.native import Native
-from jaxgemv import QuantizedTensor
 
 
 class Setup(NamedTuple):
@@ -19,15 +18,14 @@ class Setup(NamedTuple):
     platform: str
     plan: timing.Plan
     native: Native | None
-    jit: bool  # whether to take the time inside jit
 
 
 class Measured(NamedTuple):
     rows: int  # of x: M
     nbytes: int  # weight, x and y, each counted once
     sample: timing.Sample | None  # inside jit
-    kernel_us: float | None  # in a captured graph
-    error: float | None  # ||y - ref|| / ||ref||, None if nothing ran
+    kernel_us: float | None  # of a library that is not JAX's: in a captured graph
+    error: float  # ||y - ref|| / ||ref||
     note: str | None = None  # why this is not a kernel's time
 
 
@@ -43,31 +41,22 @@ def measure(
 ) -> Iterator[Measured]:
     """One measurement for each number of rows of x, all with the same weights."""
     weight_bytes, copies = make_copies(system, n, k, dtype, setup.plan)
-    weights = setup.plan.sequence(copies)
     xs = np.random.default_rng(0).standard_normal((max(rows), k), np.float32).astype(jnp.dtype(dtype))
-    expected = np.asarray(product(xs.astype(np.float32), systems.dense(weights[-1])))
+    expected = np.asarray(product(xs.astype(np.float32), systems.dense(setup.plan.sequence(copies)[-1])))
     implementation = {"gpu": "cuda"}.get(setup.platform, setup.platform)
     for m in rows:
         x = jax.device_put(xs[:m])
-        sample = kernel_us = None
-        ys = []
-        if setup.jit and setup.native:
+        if setup.native:
             y, sample = timing.measure_on_device(system.product, x, copies, setup.plan, setup.native)
-            ys.append(y)
-        elif setup.jit:
+        else:
             feed = setup.platform == "cpu"
             y, sample = timing.measure_on_host(system.product, x, copies, setup.plan, feed=feed)
-            ys.append(y)
-        if setup.native and isinstance(weights[0], QuantizedTensor):
-            y = jax.device_put(np.zeros((m, n), x.dtype))
-            kernel_us = setup.native.product_us(x, weights, y, setup.plan.repeats)
-            ys += [y] if kernel_us else []
         yield Measured(
             rows=m,
             nbytes=weight_bytes + x.nbytes + m * n * x.dtype.itemsize,
             sample=sample,
-            kernel_us=kernel_us,
-            error=float(np.max([relative_error(y, expected[:m]) for y in ys])) if ys else None,
+            kernel_us=None,
+            error=relative_error(y, expected[:m]),
             note=systems.without_kernel(system, n, k, m, dtype, implementation),
         )
 

@@ -1,4 +1,4 @@
-"""The native parts of the benchmark: the read floors, a stopwatch for jitted programs, timing in a captured graph."""
+"""The native parts of the benchmark: the read floors, a stopwatch for jitted programs, the rules of `choose.h`."""
 
 import ctypes
 import hashlib
@@ -13,14 +13,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxgemv._ffi import backends
-
 START, STOP = "jaxgemv_bench_start", "jaxgemv_bench_stop"  # FFI targets
 
 _HERE = Path(__file__).parent
 _CUDA = _HERE.parent / "csrc/cuda"
-_DTYPES = "float16", "bfloat16", "float32"  # jaxgemv::Dtype
-_NOT_SUPPORTED = 801  # cudaErrorNotSupported
 
 
 class _Scratch(ctypes.Structure):
@@ -32,11 +28,12 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL, scratch_bytes: int):
         self._library = library
-        results = {ctypes.c_float: ("products", "reads", "elapsed"), ctypes.c_char_p: ("error",)}
-        for result, names in results.items():
-            for name in names:
-                if hasattr(library, f"jaxgemv_bench_{name}"):  # not those of kernels that were not compiled
-                    getattr(library, f"jaxgemv_bench_{name}").restype = result
+        for name, result in (
+            ("reads", ctypes.c_float),
+            ("elapsed", ctypes.c_float),
+            ("error", ctypes.c_char_p),
+        ):
+            getattr(library, f"jaxgemv_bench_{name}").restype = result
         for target in (START, STOP):
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="CUDA")
         key = jax.random.key(1, impl="rbg")
@@ -52,36 +49,6 @@ class Native:
         size, ctas_per_sm, threads = map(_long, (nbytes, *grid))
         read = self._library.jaxgemv_bench_reads
         return self._checked(read(self._scratch, size, calls, replays, ctas_per_sm, threads))
-
-    def product_us(self, x, weights, y, replays: int) -> float | None:
-        """One product of x, in a graph of one with each weight, which write to y; None without a kernel.
-
-        The weights are QuantizedTensors.
-        """
-        w = weights[0]
-        if w.codebook is not None or w.packed.dtype != jnp.uint32:
-            return None  # not asked of the handler here
-        n, k = w.shape
-        groups = 0 if w.scale.ndim < 2 else w.scale.shape[-1]
-        nbytes = backends["cuda"].image_bytes(x.shape[0], k, "affine", str(x.dtype), False)
-        image = jnp.zeros((x.shape[0] * nbytes,), jnp.uint8)
-        us = self._library.jaxgemv_bench_products(
-            self._scratch,
-            *map(_long, (x.shape[0], n, k)),
-            w.bits,
-            _long(-(-k // groups) if groups else 0),
-            *(_DTYPES.index(str(a.dtype)) for a in (x, w.scale)),
-            _at(x),
-            _at(y),
-            _at(image),
-            _long(nbytes),
-            len(weights),
-            replays,
-            _pointers([w.packed for w in weights]),
-            _pointers([w.scale for w in weights]),
-            _pointers([w.zero for w in weights]),
-        )
-        return None if us == -_NOT_SUPPORTED else self._checked(us)
 
     def _checked(self, us: float) -> float:
         if us < 0:
@@ -103,33 +70,17 @@ class HostClock:
         return self._elapsed()
 
 
-def load(device, *, kernels: bool = True) -> tuple[ctypes.CDLL | None, str | None]:
-    """Compiles the sources, once: (library, None) or (None, why not).
-
-    kernels: with those of the package, which takes minutes; product_us needs them.
-    """
+def load(device) -> tuple[ctypes.CDLL | None, str | None]:
+    """Compiles the read floor and the stopwatch of a GPU, once: (library, None) or (None, why not)."""
     compiler = nvcc()
     if compiler is None:
         return None, "no nvcc on PATH or in CUDA_HOME"
-    arch = str(device.compute_capability).replace(".", "").replace("90", "90a")  # with wgmma
-    options = [
-        "-O3",
-        "-std=c++20",
-        f"-gencode=arch=compute_{arch},code=sm_{arch}",
-        "-shared",
-        "-Xcompiler=-fPIC",
-        "--threads=0",
-    ]
-    options += ["-isystem", jax.ffi.include_dir()]
+    arch = str(device.compute_capability).replace(".", "")
+    options = ["-O3", "-std=c++20", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+    options += ["-shared", "-Xcompiler=-fPIC", "-isystem", jax.ffi.include_dir()]
+    sources = _HERE / "clock.cu", _HERE / "floor.cu"
     recipe = hashlib.sha256(f"{options} {jax.__version__}".encode())
-    sources, headers = [_HERE / "clock.cu", _HERE / "floor.cu"], list(_HERE.glob("*.h"))
-    if kernels:
-        # All but XLA's and Python's side of the backend.
-        sources += [*_CUDA.rglob("*.cu"), *(_CUDA / f"{name}.cc" for name in ("device", "launch", "table"))]
-        sources.append(_HERE / "graph.cu")
-        headers += [*_CUDA.rglob("*.*h"), *_CUDA.parent.glob("*.h")]
-    sources.sort()
-    for file in sorted([*sources, *headers]):
+    for file in (*sources, *sorted(_HERE.glob("*.h"))):
         recipe.update(file.read_bytes())
     return _compiled([compiler, *options, *map(str, sources)], recipe.hexdigest())
 
@@ -182,11 +133,3 @@ def nvcc() -> str | None:
 
 def _long(value: int):
     return ctypes.c_int64(value)
-
-
-def _at(array):
-    return ctypes.c_void_p(jax.block_until_ready(array).unsafe_buffer_pointer())
-
-
-def _pointers(arrays):
-    return (ctypes.c_void_p * len(arrays))(*[None if a is None else _at(a) for a in arrays])

@@ -31,13 +31,12 @@ class Row:
     calls: int | None
     nbytes: int  # weight, x and y
     floor_us: float | None
-    kernel_us: float | None  # one call in a captured graph: no gaps of XLA's
+    kernel_us: float | None  # of a library that is not JAX's: one call in a captured graph
     error: float | None  # ||y - ref|| / ||ref||
     note: str | None  # why this is not a kernel's time
     gb_per_s: float | None = None
     over_floor: float | None = None
     kernel_over_floor: float | None = None
-    jit_extra_us: float | None = None  # us - kernel_us
     speedup: float | None = None  # inside jit, over the baseline
 
 
@@ -49,7 +48,6 @@ def compare(rows: list[Row], baseline: tuple[str, str]) -> None:
         r.gb_per_s = _ratio(r.nbytes / 1e3, r.us or r.kernel_us)
         r.over_floor = _ratio(r.us, r.floor_us)
         r.kernel_over_floor = _ratio(r.kernel_us, r.floor_us)
-        r.jit_extra_us = r.us - r.kernel_us if r.us and r.kernel_us else None
         r.speedup = _ratio(base, r.us)
 
 
@@ -67,7 +65,6 @@ def table(rows: list[Row], device: str, baseline: tuple[str, str]) -> Table:
         ("x floor", jit, lambda r: _number(r.over_floor)),
         ("kernel us", alone, lambda r: _number(r.kernel_us)),
         ("x floor", alone, lambda r: _number(r.kernel_over_floor)),
-        ("jit +us", jit and alone, lambda r: _number(r.jit_extra_us)),
         (f"x {' '.join(baseline)}", jit, lambda r: _number(r.speedup)),
         ("err", True, lambda r: error_text(r.error)),
     ]
@@ -94,7 +91,9 @@ def notes(rows: list[Row], how: str, empty_us: float | None) -> list[str]:
         f"floor: {how}.",
     ]
     if any(r.kernel_us for r in rows):
-        lines.append("kernel us, and the columns after it: the same calls in one captured CUDA graph.")
+        lines.append(
+            "kernel us, and the column after it: calls of a library that is not JAX's, in one captured CUDA graph."
+        )
     if empty_us is not None:
         lines += [
             "Weights: copies that take 400 MB together, or 100 small ones; the L2 is emptied before each round.",

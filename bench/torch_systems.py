@@ -60,7 +60,7 @@ def measure(
 
 
 def _graph(product, x, weights, repeats: int):
-    """(the last y, microseconds of one product), as time_graph in graph.cu takes them."""
+    """(the last y, microseconds of one product), as time_graph in graph.h takes them."""
     import torch
 
     scratch = torch.zeros(1 << 27)  # reading it empties the L2, and takes longer than launching the graph
