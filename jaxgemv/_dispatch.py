@@ -162,9 +162,9 @@ _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 
 
 def rounds(platform: str, o: Operands, s: Static) -> bool:
-    """Whether a kernel may round each weight to x's dtype, as the matmul in its place would."""
+    """Whether a kernel may round each weight to x's dtype, as the matmul in its place would, if rows are many."""
     x = s.x_dtype or o.x.dtype
-    if not o.many or s.k is not None or x not in FLOATS:
+    if not o.maybe_many or s.k is not None or x not in FLOATS:
         return False
     return x != np.float32 or (platform == "cuda" and s.precision in _TF32)
 

@@ -57,7 +57,11 @@ class Operands(NamedTuple):
     @property
     def many(self) -> bool:
         """More rows than products keep to float32 for. Symbolic ones, under jax.export, may be few."""
-        return isinstance(self.rows, int) and self.rows > 64
+        return self.maybe_many and isinstance(self.rows, int)
+
+    @property
+    def maybe_many(self) -> bool:
+        return not isinstance(self.rows, int) or self.rows > 64  # kExactRows of csrc/gemv.h
 
     @property
     def stack(self) -> int:

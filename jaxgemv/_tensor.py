@@ -22,8 +22,8 @@ from jaxgemv._format import pack, weights
 ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
 _BY_ROW = ("packed", "scale", "zero", "offset", "global_scale")
 _NO_ARRAY = (
-    "QuantizedTensor: x @ w is not there; write x @ w.T, or jaxgemv.gemv(x, w). Where an array is wanted, "
-    "w.dequantize() is one"
+    "QuantizedTensor: x @ w is not there; write x @ w.T, or jaxgemv.gemv(x, w). Rows are w[ids], and where an array is "
+    "wanted, w.dequantize() is one"
 )
 
 

@@ -59,14 +59,16 @@ def quantize_tree(
       kernels have stack dimensions in front.
     - predicate: (path, array) to whether the leaf is quantised, or to a dict of arguments for it in place of those
       below; the path is like "layers/0/mlp/kernel". By default float arrays of two dimensions and more whose path ends
-      in kernel, weight or w, behind a "/" or, in a flat dict, a ".".
+      in kernel, weight or w, behind a "/" or, in a flat dict, a ".", and of which in_axis is one of the last two.
+      Chosen embeddings (V, D) want `{"in_axis": -1}`, so that `w[ids]` is rows of them.
     - donate: deletes each leaf once its codes are there, so that memory never holds more than the tree and one leaf;
       one that is several leaves with the last of them, if all are quantised.
     - report: called with a record for each leaf: its `path`, `what` became of it, `why`, bytes `before` and `after`.
     - quantize_arguments: of `jaxgemv.quantize`.
 
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
-    NamedSharding stay sharded, along K as far as each part is whole words and groups. Raises what `quantize` raises,
+    NamedSharding stay sharded, along K as far as each part is whole words and groups. A `jax.ShapeDtypeStruct` becomes
+    a weight of these: what a saved model is restored into. Raises what `quantize` raises,
     with the path of the leaf, and TypeError for an argument that `quantize` does not have or a tree without arrays.
     Warns if there are matrices and no name is one of the three: give a predicate, or a `report`, which says so too.
 
@@ -85,10 +87,19 @@ def quantize_tree(
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-        return quantized(leaf, {"in_axis": in_axis} | quantize_arguments | dict(arguments))
+        arguments = {"in_axis": in_axis} | quantize_arguments | dict(arguments)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
+        return quantized(leaf, arguments)
 
     def chosen(name: str, leaf) -> Choice:
-        return choice(_OP, name, leaf, predicate, _by_name)
+        return choice(_OP, name, leaf, predicate, default)
+
+    def default(name: str, leaf) -> Choice:
+        arguments, why = _by_name(name, leaf)
+        if arguments is not None and in_axis in (*range(leaf.ndim - 2), *range(-leaf.ndim, -2)):
+            return None, f"has {leaf.ndim} dimensions, and in_axis={in_axis} is not one of the last two"
+        return arguments, why
 
     if named and not any(
         hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex) for _, leaf in named
@@ -172,7 +183,7 @@ def _by_name(name: str, leaf) -> Choice:
 def _say_names(name: str, _: str) -> str:
     return (
         f", since no path ends in {', '.join(_NAMES)}; got {name!r}. "
-        "predicate=lambda path, array: True takes all matrices"
+        "predicate=lambda path, array: True takes all matrices; embeddings (V, D) want {'in_axis': -1}"
     )
 
 

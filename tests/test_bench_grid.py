@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from itertools import combinations
+from types import SimpleNamespace
 
 import jax
 import numpy as np

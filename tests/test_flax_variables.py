@@ -95,6 +95,15 @@ def test_stack(x):
     np.testing.assert_allclose(y, expected, atol=2e-5 * np.abs(expected).max())
 
 
+def test_a_predicate_is_asked_of_kernels(x):
+    """An embedding has no layer of ours that would find it."""
+    names = []
+    tree = {"params": {"embed": {"embedding": jnp.ones((8, 32))}, "up": {"kernel": jnp.ones((32, 8))}}}
+    new = quantize_variables(tree, predicate=lambda path, array: names.append(path) or True)
+    assert names == ["up/kernel"] == ["/".join((*new["quant"], *new["quant"]["up"]))]
+    assert new["params"] == {"embed": tree["params"]["embed"]}
+
+
 def test_donate(x):
     variables = nn.meta.unbox(Mlp().init(jax.random.key(0), x))
     kernels = [variables["params"][name]["kernel"] for name in ("down", "up")]

@@ -11,8 +11,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sharded import mesh_of
 
-import jaxgemv
+import jaxgemv.formats
 from jaxgemv import QuantizedTensor, dequantize, gemv, quantize, quantize_tree
+from jaxgemv._formats import FORMATS
 
 
 @pytest.fixture
@@ -74,6 +75,16 @@ def test_flat_names(params):
     assert {name: isinstance(w, QuantizedTensor) for name, w in new.items()} == dict.fromkeys(tree, False) | {
         "model.layers.0.up.weight": True
     }
+
+
+@pytest.mark.parametrize("in_axis", [0, -3])
+def test_more_dimensions_than_a_matrix(params, in_axis):
+    """K is one of the last two by default, as in kernels of convolutions and stacks it hardly ever is the first."""
+    stack, records = params["stack"], []
+    assert quantize_tree(stack, in_axis=in_axis, report=records.append) == stack
+    assert [r.why for r in records] == [f"has 3 dimensions, and in_axis={in_axis} is not one of the last two"]
+    chosen = quantize_tree(stack, in_axis=in_axis, predicate=lambda path, array: True)
+    assert chosen["w"].shape == (128, 32, 3)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +205,18 @@ def test_a_dense_model_says_what_to_write(params):
     np.testing.assert_array_equal(x @ kernel.T, gemv(x, kernel))
 
 
-def test_safetensors(params, tmp_path):
-    """Saved and restored as arrays with names; the structure is the model's."""
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_safetensors(params, format, tmp_path):
+    """Saved as arrays with names, and restored into what the shapes of the model's arrays become."""
     safetensors = pytest.importorskip("safetensors.numpy")
-    new = quantize_tree(params, in_axis=-2)
-    leaves, structure = jax.tree.flatten(new)
+    new = quantize_tree(params, in_axis=-2, format=format)
+    leaves = jax.tree.leaves(new)
     safetensors.save_file({str(i): np.asarray(a) for i, a in enumerate(leaves)}, tmp_path / "m.safetensors")
-    arrays = safetensors.load_file(tmp_path / "m.safetensors")
-    restored = structure.unflatten([arrays[str(i)] for i in range(len(leaves))])
+    arrays = jaxgemv.formats.open(tmp_path / "m.safetensors")
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
+    blank = quantize_tree(shapes, in_axis=-2, format=format)
+    assert jax.tree.leaves(blank) == [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
+    restored = jax.tree.structure(blank).unflatten([arrays[str(i)] for i in range(len(leaves))])
     x = jnp.ones((2, 128))
     y, again = (x @ tree["layers"][0]["up"]["kernel"].T for tree in (new, restored))
     np.testing.assert_array_equal(y, again)

@@ -28,8 +28,9 @@ def quantize_variables(
     with the same bits, format and group_size, stands in the place of `nn.Dense` and has its name.
 
     - variables: `{"params": ...}` and other collections, boxed (`nn.with_partitioning`) or not.
-    - predicate: as in `jaxgemv.quantize_tree`. By default matrices whose path ends in kernel; a stack of `nn.scan` is
-      (..., in, out) and needs to be named, since the kernel of a convolution looks alike.
+    - predicate: as in `jaxgemv.quantize_tree`, asked of paths that end in kernel alone. By default those of two
+      dimensions; a stack of `nn.scan` is (..., in, out) and needs to be named, since kernels of convolutions and of
+      attention look alike.
     - donate, report, quantize_arguments: as in `jaxgemv.quantize_tree`.
 
     Raises ValueError for variables without params, and what `quantize` raises, with the path of the leaf. Warns if
@@ -50,7 +51,8 @@ def quantize_variables(
     boxes = {"/".join(path): leaf for path, leaf in flat.items()}
 
     def chosen(name: str, leaf) -> Choice:
-        return choice(_OP, name, leaf, predicate, _default)
+        asked = predicate if name.rpartition("/")[2] == "kernel" else None
+        return choice(_OP, name, leaf, asked, _default)
 
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
         return quantized(leaf, quantize_arguments | dict(arguments) | {"in_axis": -2})
