@@ -64,6 +64,36 @@ def test_gptq_symmetric_whatever_it_says(stored, tmp_path, rng):
     assert check(folder, (codes - np.float32(8)) * wide(scale)).zero is None
 
 
+@pytest.mark.parametrize("name", ["auto-round", "intel/auto-round", None])
+def test_gptq_of_auto_round(name, tmp_path, rng):
+    """Without g_idx and by another name; shapes tell it from AWQ's."""
+    codes, zero, scale = (
+        rng.integers(0, 16, (64, K)),
+        rng.integers(1, 16, (64, G)),
+        groups(rng, shape=(64, G)),
+    )
+    tensors = {".qweight": pack(codes.T, 4, 0), ".qzeros": pack(zero.T - 1, 4), ".scales": scale.T}
+    config = {"quant_method": name, "packing_format": "auto_round:auto_gptq"} if name else {}
+    folder = write(tmp_path, tensors, {"bits": 4, "group_size": 32, **config})
+    check(folder, (codes - wide(zero)) * wide(scale))
+
+
+def test_gptq_stack_is_named(tmp_path):
+    tensors = {".qweight": np.zeros((2, 16, 64), np.int32), ".scales": np.ones((2, 4, 64), np.float16)}
+    folder = write(tmp_path, tensors, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(NotImplementedError, match="gptq, with a weight of 3 dimensions"):
+        formats.open(folder)[WEIGHT]
+
+
+@pytest.mark.parametrize("stated", [0, -1])
+def test_awq_of_one_group(stated, tmp_path, rng):
+    codes, scale = rng.integers(0, 16, (N, K)), groups(rng, shape=(N, 1))
+    interleaved = codes.T.reshape(K, -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(K, N)
+    tensors = {".qweight": pack(interleaved, 4), ".scales": scale.T}
+    config = {"quant_method": "awq", "bits": 4, "group_size": stated, "version": "gemm"}
+    check(write(tmp_path, tensors, config), (codes - np.float32(8)) * scale)
+
+
 def test_gptq_act_order(tmp_path, rng):
     """Equal groups are a permutation; others are named, and can be converted."""
     codes, scale = rng.integers(0, 16, (N, K)), groups(rng)

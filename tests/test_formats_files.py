@@ -108,6 +108,14 @@ def test_damaged(data, match, tmp_path):
         formats.open(path)
 
 
+def test_no_metadata(tmp_path):
+    """Which MLX writes as null."""
+    info = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    path = tmp_path / "mlx.safetensors"
+    path.write_bytes(file_of({"__metadata__": None, "a": info}, bytes(4)))
+    assert list(formats.open(path)) == ["a"]
+
+
 LAYER = {"qweight": np.zeros((16, 8), np.int32), "scales": np.ones((4, 8), np.float16)}
 LAYER |= {"qzeros": np.zeros((4, 1), np.int32), "g_idx": np.arange(128, dtype=np.int32) // 32}
 

@@ -30,6 +30,49 @@ def test_deepseek(n, k, tmp_path, rng):
     assert formats.open(folder, scale_dtype=BF16)[WEIGHT].scale.dtype == BF16
 
 
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "block"), [(200, 320, (64, 32)), (200, 192, (96, 96)), (96, 256, (128, 64))]
+)
+def test_blocks_of_compressed_tensors(n, k, block, tmp_path, rng):
+    """Of the size that the config has for a group of modules."""
+    weight = rng.standard_normal((n, k)).astype(E4M3)
+    scale = groups(rng, np.float32, (-(-n // block[0]), -(-k // block[1])))
+    scheme = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(block)}
+    config = COMPRESSED | {"config_groups": {"group_0": {"weights": scheme}}}
+    folder = write(tmp_path, {".weight": weight, ".weight_scale": scale}, config)
+    by_weight = np.repeat(np.repeat(scale, block[0], 0)[:n], block[1], 1)[:, :k]
+    check(folder, weight.astype(np.float32) * by_weight)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (5, 2), (3, 2)])
+def test_blocks_of_another_size_than_stated(shape, tmp_path, rng):
+    tensors = {".weight": np.ones((256, 384), E4M3), ".weight_scale_inv": groups(rng, np.float32, shape)}
+    folder = write(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    with pytest.raises(ValueError, match=r"one for each block of 128 x 128 in \(256, 384\); got"):
+        formats.open(folder)
+
+
+def test_two_scales(tmp_path, rng):
+    scale = groups(rng, np.float32, (N, 1))
+    folder = write(
+        tmp_path, {".weight": np.ones((N, K), E4M3), ".weight_scale": scale, ".weight_scale_inv": scale}
+    )
+    with pytest.raises(ValueError, match="weight_scale must be the only one"):
+        formats.open(folder)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, np.int8])
+def test_scales_of_x_are_named(dtype, tmp_path, rng):
+    """ModelOpt's: the product alone would be another."""
+    tensors = {".weight": np.ones((N, K), dtype), ".weight_scale": groups(rng, np.float32, (N, 1))}
+    folder = write(tmp_path, tensors | {".pre_quant_scale": np.ones(K, np.float32)})
+    with pytest.raises(NotImplementedError, match="with a scale of x"):
+        formats.open(folder)[WEIGHT]
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [*((E4M3, shape) for shape in ((), (1,), (N,), (N, 1), (N, 2))), (ml_dtypes.float8_e5m2, (N, 1))],
@@ -67,6 +110,21 @@ def test_nvfp4_of_compressed_tensors_divides(tmp_path, rng):
     np.testing.assert_allclose(w.dequantize(), values * wide(scale, 16) / by, rtol=2.0**-22)
 
 
+def test_nvfp4_without_a_global_scale(tmp_path, rng):
+    folder = write(tmp_path, {".weight_packed": fp4(rng)[0], ".weight_scale": np.ones((N, K // 16), E4M3)})
+    with pytest.raises(ValueError, match="weight_global_scale must be there"):
+        formats.open(folder)
+
+
+def test_packed_and_dense(tmp_path, rng):
+    packed, scale = fp4(rng)[0], np.ones((N, K // 32), np.uint8)
+    folder = write(
+        tmp_path, {".weight_packed": packed, ".weight_scale": scale, ".weight": np.ones((N, K), np.float32)}
+    )
+    with pytest.raises(ValueError, match="weight must be there once"):
+        formats.open(folder)
+
+
 def test_infinities_come_without_a_warning(tmp_path, rng):
     packed, _ = fp4(rng)
     scale, by = np.ones((N, K // 16), E4M3), np.zeros(1, np.float32)
@@ -84,7 +142,7 @@ def test_openai_names(tmp_path, rng):
 # --- MLX ---
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
 def test_mlx(bits, tmp_path, rng):
     mx = pytest.importorskip("mlx.core")
     weight = mx.array(rng.standard_normal((N, K)).astype(np.float32))
@@ -124,6 +182,22 @@ def test_bitsandbytes_blocks_straddle_rows(n, k, tmp_path, rng):
     }
     expected = (codebooks.NF4[codes] * np.repeat(absmax, 64)[: codes.size])[: n * k].reshape(n, k)
     check(write(tmp_path, tensors), expected)
+
+
+def test_bitsandbytes_experts(tmp_path, rng):
+    """A parameter of its own name, and a stack."""
+    shape = 3, N, K
+    codes = rng.integers(0, 16, shape, np.uint8)
+    absmax = rng.uniform(0.1, 1, codes.size // 64).astype(np.float32)
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": shape, "dtype": "float32"}).encode()
+    tensors = {
+        "": (codes[..., ::2] << 4 | codes[..., 1::2]).reshape(-1, 1),
+        ".absmax": absmax,
+        ".quant_map": codebooks.NF4,
+        ".quant_state.bitsandbytes__nf4": np.frombuffer(state, np.uint8),
+    }
+    expected = codebooks.NF4[codes] * np.repeat(absmax, 64).reshape(shape)
+    check(write(tmp_path, tensors), expected, name=NAME)
 
 
 def test_llm_int8(tmp_path, rng):

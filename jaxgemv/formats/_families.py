@@ -13,6 +13,7 @@ from jaxgemv.formats import (
     _other,
     awq,
     bitsandbytes,
+    bitsandbytes_int8,
     compressed_tensors,
     fp8,
     gpt_oss,
@@ -28,7 +29,23 @@ from jaxgemv.formats._safetensors import quantization_of, read_files, read_json
 
 # Each has MARKERS, how a tensor's name may end that shows a layer of its own; WEIGHT, how the weight's name ends
 # instead; PARTS, how all names of a layer may end; owns(layer), whether it is really its own; and entry(layer).
-FAMILIES = (gptq, awq, bitsandbytes, compressed_tensors, modelopt, fp8, mlx, hqq, gpt_oss, torchao, _other)
+FAMILIES = (
+    *(
+        gptq,
+        awq,
+        bitsandbytes,
+        bitsandbytes_int8,
+        compressed_tensors,
+        modelopt,
+        fp8,
+        mlx,
+        hqq,
+        gpt_oss,
+        torchao,
+    ),
+    _other,
+)
+_SCALE_OF_X = ".pre_quant_scale"  # of ModelOpt, beside weights of any format
 _MARKERS = [(marker, family) for family in FAMILIES for marker in family.MARKERS]
 
 
@@ -46,6 +63,10 @@ def read(files: Mapping[Path, set[str]], folder: Path, options: Options) -> Chec
             continue
         layer, family = layer_of
         entry = family.entry(layer)
+        if layer.name.removesuffix(".weight") + _SCALE_OF_X in tensors:
+            entry = layer.refused(
+                family.PARTS, entry.shape, entry.format, f"with a scale of x ({_SCALE_OF_X[1:]})"
+            )
         entries[layer.name] = entry._replace(load=partial(_checked, layer, entry))
         parts |= {layer.prefix + suffix for suffix in family.PARTS}
     for name, tensor in tensors.items():

@@ -48,6 +48,14 @@ class Layer:
     def quantization(self) -> Mapping[str, Any]:
         return self.source.quantization
 
+    @property
+    def weight_schemes(self) -> list[dict]:
+        """Of compressed-tensors' config, what each group of modules says of its weights."""
+        groups = self.quantization.get("config_groups")
+        groups = groups.values() if isinstance(groups, dict) else ()
+        found = [group.get("weights") for group in groups if isinstance(group, dict)]
+        return [scheme for scheme in found if isinstance(scheme, dict)]
+
     def get(self, suffix: str) -> np.ndarray | None:
         return self.source.tensors.get(self.prefix + suffix)
 

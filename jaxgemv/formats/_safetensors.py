@@ -62,7 +62,8 @@ def read_file(path: Path) -> File:
     if length > min(len(everything) - 8, _LONGEST_HEADER):
         raise error(path, "the length of the header", f"at most {len(everything) - 8}", length)
     header = _json_object(path, "the header", everything[8 : 8 + length].tobytes())
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # MLX writes null
     if not isinstance(metadata, dict):
         raise error(path, "__metadata__", "an object", type(metadata).__name__)
     data = everything[8 + length :]

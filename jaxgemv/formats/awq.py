@@ -23,8 +23,8 @@ _INT16 = (np.dtype(np.int16), np.dtype(np.uint16))
 
 
 def owns(layer: Layer) -> bool:
-    """GPTQ has the same names, and g_idx."""
-    return layer.get(".g_idx") is None and layer.quantization.get("quant_method") != "gptq"
+    """GPTQ has the same names, and is asked first."""
+    return True
 
 
 def entry(layer: Layer) -> Entry:
@@ -45,9 +45,8 @@ def _gemm(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
     k, n = qweight.shape[0], qweight.shape[1] * 8
     groups = scales.shape[0]
     layer.need(".scales", FLOATS, (groups, n))
-    _, group_size = layer.group_of(
-        ".scales", k, groups, layer.setting("group_size", "q_group_size", least=-1)
-    )
+    stated = layer.setting("group_size", "q_group_size", least=-1)
+    _, group_size = layer.group_of(".scales", k, groups, k if stated in (-1, 0) else stated)
     qzeros = None if layer.get(".qzeros") is None else layer.need(".qzeros", WORDS, (groups, n // 8))
 
     def columns(a: np.ndarray) -> np.ndarray:

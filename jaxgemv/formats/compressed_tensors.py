@@ -57,6 +57,8 @@ def entry(layer: Layer) -> Entry:
     if layer.get(".weight_packed") is None:
         return _int_quantized(layer)
     packed = layer.need(".weight_packed")
+    if layer.get(".weight") is not None:
+        raise layer.error(".weight", "there once", "a quantised one too")
     if packed.dtype == UINT8 and packed.ndim >= 2:
         return _fp4(layer, packed)
     if packed.dtype not in WORDS or packed.ndim < 2 or layer.get(".weight_shape") is None:
@@ -73,25 +75,17 @@ def _fp4(layer: Layer, packed: np.ndarray) -> Entry:
     scale = layer.need(".weight_scale", (E4M3, E8M0, UINT8))
     scale = scale.view(E8M0) if scale.dtype == UINT8 else scale
     suffixes = (".weight_packed", *PARTS[2:])
-    if layer.get(".weight_global_scale") is None:
+    if scale.dtype == E8M0:
         return fp4(layer, suffixes, packed, scale)
     divisor = layer.one_each(".weight_global_scale", packed.shape[:-2])
     return fp4(layer, suffixes, packed, scale, lambda: np.float32(1) / divisor.astype(np.float32))
-
-
-def _groups_of_config(layer: Layer) -> list[dict]:
-    groups = layer.quantization.get("config_groups")
-    found = (
-        [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-    )
-    return [g for g in found if isinstance(g, dict)]
 
 
 def _bits(layer: Layer, codes: int, width: int) -> tuple[int, bool]:
     """Of rows of so many codes and words; and whether a word holds 32 // b of them."""
     stated = [
         g["num_bits"]
-        for g in _groups_of_config(layer)
+        for g in layer.weight_schemes
         if type(g.get("num_bits")) is int and 1 <= g["num_bits"] <= 8
     ]
     for bits in stated or range(1, 9):
@@ -126,13 +120,17 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
         groups = layer.need(".weight_scale", FLOATS, (*lead, n, None)).shape[-1]
     stated = [
         g["group_size"]
-        for g in _groups_of_config(layer)
+        for g in layer.weight_schemes
         if type(g.get("group_size")) is int and g["group_size"] > 0
     ]
     fits = next((g for g in stated if -(-k // g) == groups), None)
     group, group_size = layer.group_of(".weight_scale", k, groups, fits)
-    zero = None
-    if layer.get(".weight_zero_point") is not None:
+    zero = layer.get(".weight_zero_point")
+    if zero is not None and zero.dtype == INT8:
+        return layer.refused(
+            PARTS[1:], (*lead, n, k), f"compressed-tensors int{bits}", "whose zeros are not packed"
+        )
+    if zero is not None:
         height = -(-n // (32 // bits)) if by_word else -(-n * bits // 32)
         zero = layer.need(".weight_zero_point", WORDS, (*lead, height, groups))
     g_idx = layer.get(".weight_g_idx")

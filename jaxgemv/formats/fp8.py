@@ -2,7 +2,7 @@
 
 - weight float8_e4m3fn or float8_e5m2 (..., N, K); the scale multiplies, whatever it is called.
 - weight_scale_inv (..., ceil(N / n), ceil(K / k)) for blocks of n x k, 128 x 128 in DeepSeek's models
-  (`weight_block_size` in the config).
+  (`weight_block_size` in the config, or `block_structure` in compressed-tensors').
 - weight_scale: (), (1,), (N,), (N, 1), (N, G) or of blocks too, as compressed-tensors ("float-quantized"), ModelOpt and
   others have it; of uint8 it is e8m0 (MXFP8).
 
@@ -27,6 +27,8 @@ def owns(layer: Layer) -> bool:
 def entry(layer: Layer) -> Entry:
     weight = layer.need("")
     suffix = "_scale" if layer.get("_scale_inv") is None else "_scale_inv"
+    if suffix != "_scale" and layer.get("_scale") is not None:
+        raise layer.error("_scale", "the only one", "one that is called _scale_inv too")
     scale = layer.need(suffix, (*FLOATS, E8M0, UINT8))
     scale = scale.view(E8M0) if scale.dtype == UINT8 else scale
     by_row, group_size = block_scale(layer, suffix, scale, weight.shape)
@@ -49,14 +51,34 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
     if scale.ndim != len(shape) or scale.shape[:-2] != (*lead,):
         raise layer.error(suffix, f"one for the tensor, rows or blocks of {shape}", scale.shape)
     rows, groups = scale.shape[-2:]
-    block = layer.quantization.get("weight_block_size") or (128, 128)
-    if not (
-        isinstance(block, list | tuple) and len(block) == 2 and all(type(b) is int and b > 0 for b in block)
-    ):
-        raise layer.error(suffix, "described with two integers in weight_block_size", block)
-    high = next((b for b in (1, block[0], -(-n // rows)) if -(-n // b) == rows), None)
-    if high is None:
-        raise layer.error(suffix, f"of {-(-n // block[0])} rows for {n} in blocks of {block[0]}", scale.shape)
-    _, group_size = layer.group_of(suffix, k, groups, block[1])
+    stated = _blocks(layer, suffix)
+    # Without a statement, 128 x 128 or what divides the weight.
+    blocks = stated or [(128, 128), *[(n // rows, k // groups)] * (n % rows == 0 and k % groups == 0)]
+    for height, width in blocks:
+        high = next((b for b in (1, height, n) if -(-n // b) == rows), None)
+        wide = next((b for b in (width, k) if -(-k // b) == groups), None)
+        if high is not None and wide is not None:
+            break
+    else:
+        sizes = " or ".join(f"{height} x {width}" for height, width in blocks)
+        raise layer.error(suffix, f"one for each block of {sizes} in {(n, k)}", scale.shape)
     # The kernels' scales are of rows.
-    return lambda: scale if high == 1 else np.repeat(scale, min(high, n), axis=-2)[..., :n, :], group_size
+    return (
+        lambda: scale if high == 1 else np.repeat(scale, high, axis=-2)[..., :n, :],
+        min(wide, k) if k % wide else None,
+    )
+
+
+def _blocks(layer: Layer, suffix: str) -> list[tuple[int, int]]:
+    """What the config says of their sizes; it may say several."""
+    found = [layer.quantization.get("weight_block_size")]
+    found += [scheme.get("block_structure") for scheme in layer.weight_schemes]
+    found = [block for block in found if block is not None]
+    for block in found:
+        if not (
+            isinstance(block, list | tuple)
+            and len(block) == 2
+            and all(type(b) is int and b > 0 for b in block)
+        ):
+            raise layer.error(suffix, "described with two integers, the size of a block", block)
+    return [(height, width) for height, width in found]

@@ -18,7 +18,18 @@ _BITS = (2, 3, 4, 8)
 
 
 def owns(layer: Layer) -> bool:
-    return layer.quantization.get("quant_method") == "gptq" or layer.get(".g_idx") is not None
+    """AutoRound has no g_idx and its own name in the config, but shapes are (words, N) and (G, N), unlike AWQ's."""
+    method = layer.quantization.get("quant_method")
+    if method == "gptq" or layer.get(".g_idx") is not None:
+        return True
+    qweight, scales = layer.get(".qweight"), layer.get(".scales")
+    if method == "awq" or scales is None or qweight is None or qweight.dtype not in WORDS:
+        return False
+    return (
+        qweight.ndim == scales.ndim == 2
+        and qweight.shape[1:] == scales.shape[1:]
+        and len(qweight) != len(scales)
+    )
 
 
 def entry(layer: Layer) -> Entry:
@@ -27,7 +38,8 @@ def entry(layer: Layer) -> Entry:
     if form not in ("gptq", "gptq_v2") or qweight.dtype not in WORDS:
         why = f"in the order of a kernel ({form}, {qweight.dtype})"
         return layer.refused(PARTS, qweight.shape[::-1], "gptq", why)
-    layer.need(".qweight", WORDS, (None, None))
+    if qweight.ndim != 2:
+        return layer.refused(PARTS, qweight.shape, "gptq", f"with a weight of {qweight.ndim} dimensions")
     scales = layer.need(".scales", FLOATS, (None, qweight.shape[1]))
     rows, n = qweight.shape
     groups = scales.shape[0]

@@ -16,7 +16,7 @@ from jaxgemv.formats._layers import E4M3, E8M0, FLOATS, UINT8, Layer, ragged, st
 
 MARKERS, WEIGHT = (".scales",), ".weight"
 PARTS = (".weight", ".scales", ".biases")
-_BITS = (2, 3, 4, 5, 6, 8)
+_BITS = (1, 2, 3, 4, 5, 6, 8)
 
 
 def owns(layer: Layer) -> bool:

@@ -21,8 +21,8 @@ def entry(layer: Layer) -> Entry:
     weight = layer.need(".weight")
     scale = layer.need(".weight_scale")
     algorithm = layer.quantization.get("quant_algo", "packed")
-    if scale.dtype not in (E4M3, E8M0, UINT8) or layer.get(".pre_quant_scale") is not None:
-        why = f"with {scale.dtype} scales, or one of x, for which there is no form here"
+    if scale.dtype not in (E4M3, E8M0, UINT8):
+        why = f"with {scale.dtype} scales, for which there is no form here"
         return layer.refused(PARTS, (*weight.shape[:-1], weight.shape[-1] * 2), f"modelopt {algorithm}", why)
     scale = scale.view(E8M0) if scale.dtype == UINT8 else scale
     by = layer.one_each(".weight_scale_2", weight.shape[:-2]) if scale.dtype == E4M3 else None
