@@ -51,3 +51,14 @@ def test_long_sums_of_bytes(isa):
     w = QuantizedTensor(packed=jnp.full((3, k), 255, jnp.uint8), scale=jnp.ones(3), bits=8)
     y = gemv(x, w, x_scale=jnp.ones((1, 1)), implementation="cpu")
     np.testing.assert_allclose(y, np.full((1, 3), 127.0 * 127 * k), rtol=1e-6)
+
+
+def test_long_sums_of_x(isa):
+    """The same of x alone, whose sum a zero meets."""
+    k = 20 << 20
+    w = QuantizedTensor(
+        packed=jnp.zeros((2, k // 32), jnp.uint32), scale=jnp.ones(2), zero=jnp.ones(2, jnp.int8), bits=1
+    )
+    for rows in (1, 3):
+        y = gemv(jnp.full((rows, k), -128, jnp.int8), w, x_scale=jnp.ones((rows, 1)), implementation="cpu")
+        np.testing.assert_allclose(y, np.full((rows, 2), 128.0 * k), rtol=1e-6)

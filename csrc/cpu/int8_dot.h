@@ -142,9 +142,9 @@ struct Int8Dot : SlicedX<C> {
       add(row + block * XPacked::kBytes, XPacked::kWords, lanes.of_whole);
     if (shape.whole_blocks < shape.blocks)
       add(row + shape.whole_blocks * XPacked::kBytes, shape.last_words, lanes.of_last);
-    if constexpr (kSlices == kFewSlices)
-      for (int m = 0; m < kXRows; ++m)
-        if (x.small[m].count > 0) total[m][0] += x.small[m].template times<C>(row, scales);
+    const SmallX* const small = x.small + (kSlices == kAllSlices ? kXRows : 0);
+    for (int m = 0; m < kXRows; ++m)
+      if (small[m].count > 0) total[m][0] += small[m].template times<C>(row, scales);
   }
 
   template <int kXRows>
@@ -188,9 +188,9 @@ struct Int8Dot : SlicedX<C> {
           for (int r = 0; r < kCount; ++r)
             for (int m = 0; m < kXRows; ++m) {
               y[r][m] = sum_of(total[r][m] + params.shift(r, x.sums + m * padded(shape.groups)));
-              if (kSlices == kFewSlices && x.small[m].count > 0)
-                y[r][m] +=
-                    x.small[m].template times<C>(at.codes[r], factors + (r * kXRows + m) * size);
+              const SmallX& small = x.small[(kSlices == kAllSlices ? kXRows : 0) + m];
+              if (small.count > 0)
+                y[r][m] += small.template times<C>(at.codes[r], factors + (r * kXRows + m) * size);
             }
         });
   }

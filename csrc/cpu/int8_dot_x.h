@@ -18,6 +18,7 @@ constexpr int kSliceWidth = kSliceBits > 0 ? kSliceBits : 8;
 // Bits of an element. float32 gets one slice more where many elements need it (common/small_x.h).
 constexpr int kFixedBits = 30;
 constexpr int kFewSlices = 32 / kSliceWidth, kAllSlices = kFewSlices + 1;
+constexpr float kNextSlice = 1 << kSliceWidth;
 
 template <typename C>
 struct SlicedX {
@@ -57,7 +58,7 @@ struct SlicedX {
   struct Packed {
     float* sums;    // [row][group]: of x
     float* quanta;  // [row][run]
-    SmallX* small;  // [row]
+    SmallX* small;  // [with all slices][row]
     float* slices;  // [block][step][row][slice]: vectors, with room for all
     Index size;     // in floats
 
@@ -68,7 +69,7 @@ struct SlicedX {
       quanta = sums + rows * padded(shape.groups);
       float* end = quanta + rows * padded(shape.runs);
       small = reinterpret_cast<SmallX*>(end);
-      slices = end + padded(rows * Index{sizeof(SmallX) / 4});
+      slices = end + padded(2 * rows * Index{sizeof(SmallX) / 4});
       size = slices - at + shape.blocks * kSteps * rows * kAllSlices * kLanes;
     }
 
@@ -95,6 +96,7 @@ struct SlicedX {
     for (Index m = m0; m < m1; ++m) {
       float* sums = to.sums + m * padded(shape.groups);
       float* quantum = to.quanta + m * padded(shape.runs);
+      SmallX &few = to.small[m], &all = to.small[rows + m];
       for (Index block = 0, end; block < blocks; block = end, ++quantum) {
         end = min_of(min_of(block + kMaxRun, (block / group_size + 1) * group_size), blocks);
         const Index k = block * kCodes, count = min_of(end * kCodes, p.K) - k;
@@ -112,13 +114,12 @@ struct SlicedX {
         const Index run = quantum - to.quanta - m * padded(shape.runs);
         for (Index b = block; b < end; ++b) {
           const float* x_block = natural + (b - block) * kCodes;
-          const Cut what = cut(x_block, inverse, is_float, rows,
-                               to.slices + (b * kSteps * rows + m) * kAllSlices * kLanes);
-          if (what == Cut::kBad) return false;
-          if (what == Cut::kSmall)
-            find_small(p, shape, x_block, b * kCodes, run, *quantum, to.small[m]);
+          const bool is_small = cut(x_block, inverse, is_float, rows,
+                                    to.slices + (b * kSteps * rows + m) * kAllSlices * kLanes);
+          if (is_small) find_small(p, shape, x_block, b * kCodes, run, *quantum, few, all);
         }
       }
+      if (few.is_too_many() && (!is_float || all.is_too_many())) return false;
     }
     return true;
   }
@@ -132,41 +133,46 @@ struct SlicedX {
     return true;
   }
 
-  // Of a block, whose codes begin at k.
+  // What a slice more holds of what the others leave.
+  static int32_t last_slice(float rest) {
+    constexpr int kLast = (1 << (kSliceWidth - 1)) - 1;
+    const int32_t next = nearest<int32_t>(rest * kNextSlice);
+    return next > kLast ? kLast : next;
+  }
+
+  // Of a block, whose codes begin at k: elements that few slices do not hold, and that all do not.
   static void find_small(const Problem& p, const Shape& shape, const float* x, Index k, Index run,
-                         float quantum, SmallX& small) {
-    for (Index i = 0; i < kCodes; ++i) {
-      const float value = x[i] * (1 / quantum);
-      const float rest = value - static_cast<float>(nearest<int32_t>(value));
-      if (!is_off(x[i], value, rest)) continue;
+                         float quantum, SmallX& few, SmallX& all) {
+    const auto add = [&](SmallX& small, Index i, float rest) {
       if (shape.is_narrow)
         small.add(p, k + i, (k + i) / p.group, rest * quantum);
       else
         small.add(p, k + i, run, rest);
+    };
+    for (Index i = 0; i < kCodes; ++i) {
+      const float value = x[i] * (1 / quantum);
+      const float rest = value - static_cast<float>(nearest<int32_t>(value));
+      if (!is_off(x[i], value, rest)) continue;
+      if (value == 0) return few.count = all.count = SmallX::kMost + 1, void();
+      add(few, i, rest);
+      const float left = rest - static_cast<float>(last_slice(rest)) / kNextSlice;
+      if (is_off(x[i], value, left)) add(all, i, left);
     }
   }
 
-  // The slices of a block, and whether some elements need the last one, or more than that.
-  enum class Cut { kFine, kSmall, kBad };
-  static Cut cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
-    constexpr float kNextSlice = 1 << kSliceWidth;
-    constexpr int kLast = (1 << (kSliceWidth - 1)) - 1;
+  // The slices of a block, and whether some elements need more than all but the last one.
+  static bool cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
     constexpr uint32_t kBias = kSliceWidth == 8 ? 0x808080 : 0x8000;
     uint32_t fixed[kCodes];
     int32_t last[kCodes];
-    int32_t bad = 0, small = 0;
+    int32_t small = 0;
     for (int i = 0; i < kCodes; ++i) {
       const float value = x[i] * inverse;
       const int32_t whole = nearest<int32_t>(value);
       const float rest = value - static_cast<float>(whole);
-      const float scaled = rest * kNextSlice;
-      int32_t next = nearest<int32_t>(scaled);
-      next = next > kLast ? kLast : next;
-      const float error = is_float ? (scaled - static_cast<float>(next)) / kNextSlice : rest;
-      bad |= is_off(x[i], value, error);
       small |= is_off(x[i], value, rest);
       fixed[i] = (static_cast<uint32_t>(whole) + kBias) ^ kBias;
-      last[i] = next;
+      last[i] = last_slice(rest);
     }
     for (int step = 0; step < kSteps; ++step) {
       Slice* to = reinterpret_cast<Slice*>(out + step * rows * kAllSlices * kLanes);
@@ -176,7 +182,7 @@ struct SlicedX {
       if (is_float)
         for (int i = 0; i < kUnits; ++i) to[i] = static_cast<Slice>(last[C::place(step, i)]);
     }
-    return bad ? Cut::kBad : small ? Cut::kSmall : Cut::kFine;
+    return small;
   }
 };
 

@@ -87,9 +87,9 @@ struct Int8XDot {
       for (const Index end = min_of((g + 1) * p.group, p.K); k < end;) {
         const Index stop = is_grouped(p) ? min_of((k / p.x_group + 1) * p.x_group, end) : end;
         const float scale = x.int8_scale(m, k);
-        int32_t part = 0;
+        int64_t part = 0;
         for (; k < stop; ++k) part += from[k];
-        exact += part, sum += static_cast<float>(part) * scale;
+        exact += static_cast<int32_t>(part), sum += static_cast<float>(part) * scale;
       }
       sums[g] = p.is_exact() ? f32_of_bits(static_cast<uint32_t>(exact)) : sum;
     }

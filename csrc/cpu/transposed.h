@@ -26,6 +26,7 @@ struct Columns {
   Index first_blocks, group_blocks;    // blocks in the first group and in the others
   const float *zero, *scale, *offset;  // [kDecoded][row_size]: a value per group, or per code
   Index row_size;
+  Index count;  // rows that are there; codes of others may stand for infinity
 };
 
 // sums[m][code] += the products of `rows` rows of x, [row][kDecoded], with them. kWhole:
@@ -37,13 +38,16 @@ template <typename C, bool kWhole, bool kOneRow>
   const Index body_blocks = w_rows.body_blocks, blocks = w_rows.blocks;
   const uint8_t* at[kDecoded];
   Group<C> group[kDecoded];
+  constexpr bool kMasks = C::kFormat == Format::kCodebook && !(kWhole && C::kLookup);
+  Ints there[kDecoded];
+  for (int r = 0; r < kDecoded; ++r) there[r] = Ints{} - (r < w_rows.count);
   for (int r = 0; r < kDecoded; ++r) at[r] = w_rows.body[r];
   Index block = 0, end = kWhole ? w_rows.first_blocks : blocks;
   for (Index g = 0; block < blocks; ++g, end += w_rows.group_blocks) {
     if constexpr (kWhole)
       for (int r = 0; r < kDecoded; ++r) {
         const Index i = r * w_rows.row_size + g;
-        group[r].set(codes, w_rows.zero[i], w_rows.scale[i], w_rows.offset[i]);
+        group[r].set(codes, w_rows.zero[i], w_rows.scale[i], w_rows.offset[i], r < w_rows.count);
       }
     for (const Index stop = min_of(end, blocks); block < stop; ++block) {
       if (block == body_blocks)
@@ -65,6 +69,7 @@ template <typename C, bool kWhole, bool kOneRow>
                        load_floats(w_rows.scale + at_code) +
                    load_floats(w_rows.offset + at_code);
           }
+          if constexpr (kMasks) w[r] = (Floats)((Ints)w[r] & there[r]);
         }
         const float* xs = x;
         float* to = sums + code;
@@ -208,7 +213,6 @@ struct Transposed {
 
     const uint8_t* matrix = row_of(p, o, stack, 0) + start;
     const auto point_at_row = [&](int r, Index n) {
-      // An infinite weight would not become 0 by its scale.
       const uint8_t* row = n < p.N ? matrix + n * bytes : kNoWeights;
       w_rows.body[r] = row, w_rows.tail[r] = tail[r];
       if (w_rows.body_blocks == w_rows.blocks) return;
@@ -225,6 +229,7 @@ struct Transposed {
           w_rows.zero = params.zero + i * params.size,
           w_rows.scale = params.scale + i * params.size;
           w_rows.offset = params.offset + i * params.size;
+          w_rows.count = count - i;
           add(codes, w_rows, packed + (n0 + i) * p.M + m0 * kDecoded, min_of(kSharedRows, p.M - m0),
               sums + m0 * tile.codes, tile.codes);
         }

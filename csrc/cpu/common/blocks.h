@@ -66,9 +66,10 @@ template <typename C>
 struct Group {
   Floats zero, scale, offset, table;
 
-  void set(const C& codes, float z, float s, float o) {
+  // there: of a row of weights; others are 0, whatever codes stand for.
+  void set(const C& codes, float z, float s, float o, bool there) {
     zero = broadcast(z), scale = broadcast(s), offset = broadcast(o);
-    if constexpr (C::kLookup) table = (codes.all() - zero) * scale + offset;
+    if constexpr (C::kLookup) table = there ? (codes.all() - zero) * scale + offset : Floats{};
   }
   template <typename Units>
   Floats weights(const C& codes, Units units, int i) const {
