@@ -107,7 +107,7 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
   p.M = x_dims[1];
   p.transposed = attrs->transposed;
   p.activation = attrs->activation;
-  p.rounded = attrs->rounded;
+  p.rounded = attrs->rounded && p.M > kExactRows;  // of a program for any number of rows
   p.K = p.transposed ? y_dims[2] : x_dims[2];
   if (attrs->k) {
     if (has_x || *attrs->k > p.K)

@@ -56,6 +56,9 @@ struct Param {
   Index g_stride = 0;
 };
 
+// Rows of x that meet weights as they are; those of more may be rounded.
+inline constexpr Index kExactRows = 64;
+
 struct Problem {
   Index batch = 1;  // slices of x, each with a stack entry of its own
   Index stack = 1;  // matrices in `packed`

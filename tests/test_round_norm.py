@@ -52,7 +52,9 @@ def test_inside(kernel: KernelParam, monkeypatch, rng):
     first, last = ROWS.get((kernel.name, kernel.format)) or ROWS.get(kernel.name, (1, 64))
     last = most_rows(kernel) or last
     rows = [m for m in (1, 2, 3, 9, 16, 33, 64, 70) if first <= m <= last]
-    problems = [make(rng, kernel.bits, kernel.x, Case(m, 96, 1024, 128, "zero")) for m in rows]
+    cases = [Case(m, 96, 1024, *weight) for m in rows for weight in ((128, "zero"), ("row", "offset"))]
+    cases += [Case(rows[-1], 96, 16640, "row", "mid")]  # which several CTAs look at
+    problems = [make(rng, kernel.bits, kernel.x, case) for case in cases]
     given = [operands(rng, p, ALL, None, kernel.x) for p in problems]
 
     @jax.jit
@@ -64,7 +66,7 @@ def test_inside(kernel: KernelParam, monkeypatch, rng):
     assert_ran(kernel)
     for y, p, g in zip(ys, problems, given):
         more = of_rounding(kernel, p) + (of_norm(p, g["norm"]) if kernel.x != "float32" else 0.0)
-        with telling(len(p.x)):
+        with telling((len(p.x), p.k, p.scale.ndim)):
             assert_close(y, *answer(p, **g), p.k, dtype=p.x.dtype, more=more)
 
 

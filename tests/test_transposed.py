@@ -1,5 +1,7 @@
 """The transposed product, dy @ W, which gradients with respect to x are; test_kernels.py has its shapes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,3 +200,17 @@ def test_codebook(rng):
     p, ct = problem(rng, 2, "float32", Case(3, 6, 64, 16), exact=True)
     w = QuantizedTensor(packed=p.packed, scale=p.scale, codebook=book, bits=2)
     np.testing.assert_array_equal(transposed(ct, w, 64, None), answer(p, ct))
+
+
+@pytest.mark.parametrize("entry", [np.inf, np.nan])
+def test_infinite_entry_that_no_code_has(backend, entry, rng):
+    """What stands in the place of rows and codes that are not there has code 0."""
+    for bits, n, group in [(2, 33, 30), (3, 5, 32), (4, 6, 64), (4, 70, 16), (8, 5, 90)]:
+        codes = rng.integers(1, 1 << bits, (n, 90))
+        book = np.arange(1 << bits, dtype=np.float32)
+        scale = np.ones((n, -(-90 // group)), np.float32)
+        w = QuantizedTensor.from_codes(codes, scale, codebook=book, bits=bits, group_size=group)
+        book[0] = entry
+        w = dataclasses.replace(w, codebook=book)
+        ct = rng.integers(-3, 4, (2, n)).astype(np.float32)
+        np.testing.assert_array_equal(transposed(ct, w, 90, backend), ct @ codes)

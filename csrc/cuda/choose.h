@@ -203,6 +203,9 @@ inline constexpr Crossover kCrossovers[] = {
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, all<is_for_gemm, is_for_gemm_tma>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, is_for_gemm},
+    // Against mma_any, which decodes a weight once for each 64 rows.
+    {"gemm_tma", 0, 65, kNoLimit},
+    {"gemm", 0, 65, kNoLimit},
     // Against mma_any: "Few rows of x".
     {"wgmma_tma", 0, 3, 8, kNoLimit, has_codes<64>},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.

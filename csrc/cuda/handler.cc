@@ -1,6 +1,7 @@
 // XLA's call: buffers in, launches out: of a kernel, and of one that puts x in order where it wants that.
 #include "handler.h"
 
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -33,8 +34,8 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
   return std::nullopt;
 }
 
-ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::RemainingRets scratch,
-                ffi::Dictionary attributes, cudaStream_t stream) {
+ffi::Error enqueue(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y,
+                   ffi::RemainingRets scratch, ffi::Dictionary attributes, cudaStream_t stream) {
   static const Taken taken(table(), dequantize::kOperands);
   auto call = Call::from(args, *y, attributes, "cuda", taken);
   if (call.has_error()) return call.error();
@@ -50,6 +51,15 @@ ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::Rem
     return ffi::Error(ffi::ErrorCode::kUnimplemented, "jaxgemv: no CUDA kernel for this call");
   return ffi::Error(ffi::ErrorCode::kInternal,
                     std::string("jaxgemv: CUDA kernel: ") + cudaGetErrorString(status));
+}
+
+ffi::Error gemv(ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> y, ffi::RemainingRets scratch,
+                ffi::Dictionary attributes, cudaStream_t stream) {
+  try {
+    return enqueue(args, y, scratch, attributes, stream);
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxgemv: no memory");
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "../conditions.h"
 #include "../kernel.h"
+#include "image/image.h"
 
 namespace jaxgemv::cuda {
 
@@ -72,8 +73,9 @@ constexpr Index gemm_tma_rows(const Problem& problem) {
 
 // The same for gemm and gemm_tma together, and 0 where it is never. Below a number of weights, or of rows of them,
 // they take as long as for more; and gemm longer for tables and small groups; and XLA's product does for float32,
-// or where N or K is odd. "More rows than kernels take".
+// or where N or K is odd. Both take groups of whole 16. "More rows than kernels take".
 constexpr Index gemm_rows(const Problem& problem) {
+  if (!image::has_sizes(problem) || (!has_one_group(problem) && problem.group % 16 != 0)) return 0;
   const Index codes = problem.N * problem.K;
   const bool is_wide = problem.x == Dtype::kF32, is_table = problem.format == Format::kCodebook;
   const Index least = is_wide ? 2 << 20 : 3 << 20;

@@ -39,10 +39,10 @@ inline cudaError_t map_of(const void* data, CUtensorMapDataType type, const cuui
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Whether there is a map of the weights: their rows are whole 16 bytes.
+// Whether there is a map of the weights: their rows are whole 16 bytes, and a stack has entries.
 inline bool has_map_of_bytes(const Problem& problem, const Operands& operands) {
-  return problem.K * problem.bits % 128 == 0 && is_aligned(operands.packed, 16) &&
-         operands.packed_stack_stride % 16 == 0;
+  return problem.K * problem.bits % 128 == 0 && operands.packed != nullptr &&
+         is_aligned(operands.packed, 16) && operands.packed_stack_stride % 16 == 0;
 }
 
 // The weights, (stack, N, row_bytes) bytes, in boxes of `box_bytes` of `box_rows` rows.

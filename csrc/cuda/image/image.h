@@ -5,6 +5,12 @@
 
 namespace jaxgemv::cuda::image {
 
+// Numbers for which 32 bits are enough.
+constexpr bool has_sizes(const Problem& problem) {
+  return problem.K < (1 << 19) && problem.N < (1 << 30) && problem.M < (1 << 20) &&
+         problem.N * problem.K * problem.bits < Index{1} << 36;
+}
+
 // Columns that a row of x takes: float32, and what a norm makes that is not to be rounded, are the sum of two fp16.
 constexpr int parts_of(Dtype x, bool has_norm) { return x == Dtype::kF32 || has_norm ? 2 : 1; }
 inline int parts_of(const Problem& problem, const Operands& operands) {

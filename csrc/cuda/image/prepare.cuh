@@ -15,11 +15,9 @@ inline int slots_of(const Problem& problem, const Operands& operands) {
   return group % 128 == 0 ? 1 : group % 32 == 0 ? 4 : group % 16 == 0 ? 8 : 0;
 }
 
-// No group boundary inside 16 codes, and 32-bit m, n and k.
+// No group boundary inside 16 codes.
 inline bool takes(const Problem& problem, const Operands& operands) {
-  return problem.K < (1 << 19) && problem.N < (1 << 30) && problem.M < (1 << 20) &&
-         problem.N * problem.K * problem.bits < Index{1} << 36 && slots_of(problem, operands) > 0 &&
-         is_aligned(operands.packed, 4);
+  return has_sizes(problem) && slots_of(problem, operands) > 0 && is_aligned(operands.packed, 4);
 }
 
 inline Groups groups_of(const Problem& problem, const Operands& operands) {

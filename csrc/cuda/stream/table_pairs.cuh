@@ -10,7 +10,7 @@
 namespace jaxgemv::cuda::stream {
 
 // In code for GPUs with 200 KB of shared memory and more, which are those of these compute capabilities.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10
 constexpr bool kLargeShared = true;
 #else
 constexpr bool kLargeShared = false;

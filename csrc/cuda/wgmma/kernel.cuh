@@ -2,7 +2,7 @@
 //
 // A CTA computes kRows rows of y^T, or with a cluster its share of K of them. Some warps, the
 // producers, stage x chunk by chunk; the others, the consumers, copy the weights they will need
-// into shared memory, each lane its own 16 bytes, turn them into A fragments as mma does
+// into shared memory, each lane its own 16 bytes, turn them into A fragments as mma_any does
 // (natural order in memory, k permuted), and multiply. The affine part is two fp32 terms a group:
 // y += f * dot(q, x) + c * sum(x).
 #pragma once

@@ -38,6 +38,8 @@ struct Wgmma {
     if (problem.M > kMaxM || problem.N < wgmma::kRows || problem.K % wgmma::kChunkK != 0)
       return false;
     if (problem.group < problem.K && problem.group % wgmma::kChunkK != 0) return false;
+    // The last tile may compute rows of the one before again, which must not have their bias overwritten.
+    if (operands.bias.data != nullptr && operands.bias.data == operands.y) return false;
     const Index strides = operands.scale.n_stride | operands.scale.g_stride |
                           operands.shift.n_stride | operands.shift.g_stride;
     return operands.scale.dtype == operands.shift.dtype && is_aligned(operands.packed, 16) &&

@@ -123,7 +123,10 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
       float v[8];
       squares += get(octet, ask(octet), v);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+      for (int i = 0; i < 8; ++i) {
+        largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+        if (C::kHasShift && records.totals) total += v[i];
+      }
     }
   } else {
 #pragma unroll(sizeof(X) == 4 ? 1 : kAtOnce)

@@ -65,7 +65,7 @@ class OperandScales {
   __device__ __forceinline__ float worth(int h, float factor) const {
     const float worth = factor * E2M1Decoder::kWorth;
     if (!kPowers) return worth;
-    return worth * __uint_as_float(bits_of_e8m0(top_[h])) / (1 << E2M1Decoder::kTop);
+    return worth / (1 << E2M1Decoder::kTop) * __uint_as_float(bits_of_e8m0(top_[h]));
   }
   // Whether a scale was too small, or NaN.
   __device__ __forceinline__ bool has_left() const { return __any_sync(~0u, has_left_); }
