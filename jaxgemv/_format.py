@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
@@ -165,7 +166,11 @@ def weights(
 
 def _look_up(codebook, codes):
     if codebook.ndim == 1:
-        return codebook[codes]
+        cut = jax.typeof(codes).sharding
+        if AxisType.Explicit not in cut.mesh.axis_types:
+            return codebook[codes]
+        codebook = jax.sharding.reshard(codebook, NamedSharding(cut.mesh, PartitionSpec()))
+        return codebook.at[codes].get(out_sharding=cut)
     stack = prod(codebook.shape[:-1])
     rows = jax.vmap(lambda c, q: c[q])(codebook.reshape(stack, -1), codes.reshape(stack, -1))
     return rows.reshape(codes.shape)

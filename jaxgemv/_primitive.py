@@ -69,7 +69,13 @@ def _width(o: Operands, s: Static) -> int:
     return o.packed.shape[-2] // (2 if _around.is_gated(s.activation) else 1)
 
 
-_compiled = jax.jit(lambda *args, **params: gemv_p.bind(*args, **params), static_argnames=("tree", "s"))
+def jaxgemv_gemv(*args, **params):
+    return gemv_p.bind(*args, **params)
+
+
+# As JAX marks what stands for one operation: where jax_debug_nans finds NaN it says so, and does not look inside.
+jaxgemv_gemv._apply_primitive = True  # pyright: ignore[reportFunctionMemberAccess]
+_compiled = jax.jit(jaxgemv_gemv, static_argnames=("tree", "s"))
 
 
 @gemv_p.def_impl
@@ -147,8 +153,13 @@ def _jvp(primals, tangents, *, tree, s: Static):
     y = bind(o, s)
     terms = []
     if "x" in moving:
-        terms.append(bind(o._replace(x=moving.pop("x"), bias=None), s))
+        terms.append(bind(_without_bias(o)._replace(x=moving.pop("x")), s))
         at.pop("x")
+    if "bias" in moving:  # which the reference would have to multiply for
+        bias = Operands(x=None, packed=None, bias=moving.pop("bias"), index=o.index)
+        zeros = jnp.zeros_like(y, jnp.float32)
+        terms.append(_around.after(zeros, bias, s._replace(entry=None), None if o.index is None else o.stack))
+        at.pop("bias")
     if moving:
         terms.append(jax.jvp(lambda d: _reference.product(o._replace(**d), s), (at,), (moving,))[1])
     return y, sum(terms[1:], start=terms[0]) if terms else ad.Zero(jax.typeof(y).to_tangent_aval())
@@ -168,12 +179,20 @@ def _transpose(ct, *args, tree, s: Static):
     o = Operands(**{name: _zeros(unknown[name]) if name in unknown else a for name, a in named.items()})
     cotangents = {}
     if "x" in unknown and not _around.has_parts(o, s):
-        cotangents["x"] = _transposed(ct, unknown.pop("x"), o._replace(bias=None), s)
+        cotangents["x"] = _transposed(ct, unknown.pop("x"), _without_bias(o), s)
     if unknown:
         at = {name: getattr(o, name) for name in unknown}
         whole = partial(_around.compose, bind if "x" in unknown else _reference.product)
         cotangents |= jax.vjp(lambda u: whole(o._replace(**u), s), at)[1](ct)[0]
     return [cotangents.get(name) for name in named]
+
+
+def _without_bias(o: Operands) -> Operands:
+    """Of a bias that vmap alone has made a stack, the one entry of the others."""
+    rest = o._replace(bias=None)
+    if o.index is None or rest.stack == o.stack:
+        return rest
+    return rest._replace(index=jnp.where(in_range(o.index, o.stack), 0, np.int32(-1)))
 
 
 def _zeros(aval) -> Array:

@@ -191,11 +191,12 @@ def _mean(a: Array, importance: Array | None) -> Array:
 def _slope(a: Array, b: Array, importance: Array | None) -> Array:
     """The factor of a that comes nearest to b."""
     weighted = a if importance is None else a * importance
-    return jnp.sum(weighted * b, axis=-1) / jnp.sum(weighted * a, axis=-1)
+    square = jnp.sum(weighted * a, axis=-1)
+    return jnp.where(square == 0, jnp.nan, jnp.sum(weighted * b, axis=-1) / _divisor(square))
 
 
 def _factors(scale: Array, dtype, *, either_sign: bool) -> Scales:
-    factors = np.outer(_FACTORS, [1, -1] if either_sign else [1]).ravel()
+    factors = np.outer(_FACTORS, [1, -1] if either_sign else [1]).ravel().astype(np.float32)
     return Scales(
         (_stored(scale, dtype),), lambda i: (_stored(scale * jnp.asarray(factors)[i], dtype),), len(factors)
     )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_weight
@@ -84,7 +85,7 @@ class QuantizedTensor:
     def __repr__(self) -> str:
         """Its shape, and those of its arrays: their numbers would be pages."""
         fields = (
-            {} if getattr(self.packed, "shape", None) is None or self.bits is None else {"shape": self.shape}
+            {"shape": self.shape} if getattr(self.packed, "shape", None) and self.bits is not None else {}
         )
         fields |= {name: getattr(self, name) for name in ("bits", "group_size", "k", *ARRAYS)}
         given = {name: _brief(value) for name, value in fields.items() if value is not None}
@@ -319,4 +320,11 @@ def _in_order(weight: Array, perm: Array) -> Array:
     """Column k of the codes goes to column perm[k]; those that go to the same one add up, as their products do."""
     if perm.ndim > 1:
         return jax.vmap(_in_order)(weight, perm)
-    return jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop")
+    cut = jax.typeof(weight).sharding
+    if AxisType.Explicit not in cut.mesh.axis_types:
+        return jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop")
+    whole = NamedSharding(cut.mesh, PartitionSpec(*cut.spec[:-1], None))  # along K
+    weight = jax.sharding.reshard(weight, whole)
+    perm = jax.sharding.reshard(perm, NamedSharding(cut.mesh, PartitionSpec()))
+    moved = jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop", out_sharding=whole)
+    return jax.sharding.reshard(moved, cut)

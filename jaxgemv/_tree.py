@@ -80,13 +80,12 @@ def quantize_tree(
     >>> small["up"]["kernel"].shape
     (64, 256)
     """
-    known = list(inspect.signature(quantize).parameters)[1:]
-    if unknown := [name for name in quantize_arguments if name not in known]:
-        raise TypeError(f"{_OP}: arguments must be those of quantize, {', '.join(known)}; got {unknown[0]}")
+    _check(quantize_arguments)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+        _check(arguments)
         arguments = {"in_axis": in_axis} | quantize_arguments | dict(arguments)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
@@ -108,6 +107,12 @@ def quantize_tree(
         raise TypeError(f"{_OP}: tree must have arrays; got {type(named[0][1]).__name__}{mapping}")
     hint = _say_names if predicate is None else None
     return structure.unflatten(converted(_OP, named, chosen, make, donate=donate, report=report, hint=hint))
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    known = list(inspect.signature(quantize).parameters)[1:]
+    if unknown := [name for name in arguments if name not in known]:
+        raise TypeError(f"{_OP}: arguments must be those of quantize, {', '.join(known)}; got {unknown[0]}")
 
 
 def converted(

@@ -76,7 +76,7 @@ def _plain(q, k, v, position, window, scale):
     # Heads that share keys are rows of one matrix, so that nothing is transposed.
     of_heads = q.reshape(kv_heads, -1, width)
     scores = jnp.einsum("kqd,ksd->kqs", of_heads, k, preferred_element_type=jnp.float32) * scale
-    behind = position - jnp.arange(size)
+    behind = position - jnp.arange(size, dtype=jnp.int32)
     seen = (behind >= 0) & (behind < window) if window else behind >= 0
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(v.dtype)
     return jnp.einsum("kqs,ksd->kqd", weights, v).reshape(q.shape)

@@ -10,7 +10,7 @@ import pytest
 from kernels import compiled, on
 from problems import Case, make
 
-from jaxgemv import QuantizedTensor, gemv, unpack
+from jaxgemv import QuantizedTensor, _reference, gemv, quantize, unpack
 
 CASE = Case(3, 10, 48, 16, "zero", bias=True)
 
@@ -335,3 +335,20 @@ def test_dense(rng):
         jax.grad(lambda x, w: gemv(x, w).sum(), (0, 1))(x, w),
         jax.grad(lambda x, w: (x @ w.T).sum(), (0, 1))(x, w),
     )
+
+
+def test_of_bias_alone(on_cpu, monkeypatch, rng):
+    """Outside jit too the weight is not dequantised for it."""
+    w = quantize(jnp.asarray(rng.standard_normal((4, 12, 64)), jnp.float32), group_size=32)
+    x, bias = jnp.ones((3, 64)), jnp.asarray(rng.standard_normal((4, 12)), jnp.float32)
+    monkeypatch.delattr(_reference, "product")
+    index = jnp.array([3, 0, 9])  # of which the last is not there
+    for i, weights in ((index, [1, 0, 0, 1]), (2, [0, 0, 3, 0])):
+
+        def f(b, i=i):
+            return gemv(x, w, bias=b, index=i, implementation="cpu")
+
+        y, dy = jax.jvp(f, (bias,), (bias,))
+        np.testing.assert_array_equal(dy, jnp.where(jnp.isnan(y), jnp.nan, bias[jnp.clip(i, 0, 3)]))
+        grad = jax.grad(lambda b, f=f: jnp.nansum(f(b)))(bias)
+        np.testing.assert_array_equal(grad, jnp.broadcast_to(jnp.array(weights)[:, None], (4, 12)))

@@ -9,7 +9,7 @@ import pytest
 from problems import Case, make
 
 import jaxgemv
-from jaxgemv import gemv
+from jaxgemv import gemv, quantize
 
 CASE = Case(4, 12, 72, 24, "zero", bias=True)
 FAST = Case(4, 256, 256, 64, "zero", bias=True)
@@ -147,3 +147,15 @@ def test_functions_are_plain_functions():
     """Public names carry docstrings and no options that only some of them understand."""
     for bits in range(1, 9):
         assert f"{bits}-bit codes" in getattr(jaxgemv, f"gemv_int{bits}").__doc__
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_debug_nans(backend, wrap):
+    """The product is said to be where NaN comes from."""
+    w = quantize(jnp.ones((12, 64)))
+    x = jnp.ones((3, 64)).at[1, 2].set(jnp.nan)
+    f = wrap(lambda x: gemv(x, w, implementation=backend) * 2)
+    with jax.debug_nans(True):
+        f(jnp.ones((3, 64)))
+        with pytest.raises(FloatingPointError, match="jaxgemv_gemv"):
+            f(x)

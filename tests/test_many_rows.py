@@ -4,8 +4,10 @@ On a GPU, say. A CPU runs the same in float32, so that here it is made to do as 
 """
 
 import dataclasses
+from functools import partial
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from problems import Case, make
 from test_lowering import built, calls, lowered, spec, weight
 from tolerance import assert_close, rounded
 
-from jaxgemv import QuantizedTensor, _dispatch, _ffi, _many_rows, gemv, reference
+from jaxgemv import EXPORT_CHECKS, QuantizedTensor, _dispatch, _ffi, _many_rows, gemv, reference
 
 XLA = {"implementation": "xla"}
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
@@ -212,6 +214,9 @@ def test_rounding_kernel(monkeypatch):
     assert rounds(513, n=1024, x="float32") == []
     assert rounds(n=1528) == rounds(n=1016, x="float32") == []
     assert rounds(norm=jnp.ones(2048)) == [(True, True)]
+    # No kernel of them takes groups that are not whole 16.
+    w = QuantizedTensor(packed=spec(8192, 256, dtype="uint32"), scale=spec(8192, 256), bits=4)
+    assert rounds(x="float32", w=w) == rounds(w=w) == []
     # `direct` rounds none, and is for small ones.
     assert rounds(73, n=1000) == rounds(256, n=256) == [(True, True)]
     assert rounds(74, n=1000) == rounds(257, n=256) == rounds(65, n=256, x="float32") == []
@@ -311,3 +316,27 @@ def test_result_in_its_own_dtype(elsewhere, x, rng):
     y = gemv(p.x, p.tensor, **elsewhere)
     assert y.dtype == p.x.dtype
     assert_close(y, p.answer(), p.magnitude(), p.k, dtype=p.x.dtype, more=more)
+
+
+@built
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_symbolic_rows_may_round(platform):
+    """In a program for any number of them a kernel is told that it may where they are many."""
+    (m,) = jax.export.symbolic_shape("m")
+    w = QuantizedTensor(packed=spec(64, 32, dtype="uint32"), scale=spec(64, 4), bits=4)
+    x = jax.ShapeDtypeStruct((m, 256), jnp.bfloat16)
+    text = jax.export.export(jax.jit(gemv), platforms=[platform], disabled_checks=EXPORT_CHECKS)(
+        x, w
+    ).mlir_module()
+    assert ["rounded = true" in line for line in calls(text)] == [True]
+
+
+def test_symbolic_rows_are_exact_where_they_are_few(on_cpu, rng):
+    p = make(rng, 4, "bfloat16", Case(64, 40, 512, 16))  # of weights that are not bfloat16
+    (m,) = jax.export.symbolic_shape("m")
+    f = jax.jit(partial(gemv, out_dtype="float32", implementation="cpu"))
+    x = jax.ShapeDtypeStruct((m, 512), jnp.bfloat16)
+    call = jax.export.export(f, platforms=["cpu"], disabled_checks=EXPORT_CHECKS)(x, p.tensor).call
+    np.testing.assert_array_equal(call(p.x, p.tensor), f(p.x, p.tensor))
+    many = np.resize(p.x, (256, 512))
+    np.testing.assert_array_equal(call(many, p.tensor), f(many, p.tensor))

@@ -258,3 +258,9 @@ def test_not_finite(format, method, weight):
 def test_under_strict_promotion(format):
     with jax.numpy_dtype_promotion("strict"):
         assert quantize(jnp.ones((4, 64)), format=format).shape == (4, 64)
+
+
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_under_strict_promotion_of_64_bits(format, x64):
+    with x64, jax.numpy_dtype_promotion("strict"):
+        assert quantize(np.ones((4, 64), np.float32), format=format).shape == (4, 64)

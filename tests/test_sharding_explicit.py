@@ -1,5 +1,6 @@
 """Explicit axes: the types of the operands say how a gemv is cut, and its own type says the outcome."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -338,3 +339,19 @@ def test_in_auto_axes(mesh, w_spec, rng):
     assert kernel_calls(compiled) == 1
     assert moved_codes(compiled) == []
     assert collectives(compiled) == ({"all-reduce": 1} if w_spec[1] else {})
+
+
+@pytest.mark.parametrize("spec", [P("model"), P(None, "model")], ids=str)
+@pytest.mark.parametrize("has_perm", [False, True], ids=["", "perm"])
+@pytest.mark.parametrize("format", [None, "nf4"])
+def test_dequantize(mesh, spec, has_perm, format, rng):
+    """The weight lies as its codes do."""
+    w = jaxgemv.quantize(
+        jnp.asarray(rng.standard_normal((32, 512)), jnp.float32), format=format, group_size=64
+    )
+    w = dataclasses.replace(w, perm=rng.permutation(512).astype(np.int32)) if has_perm else w
+    cut = jax.tree.map(lambda a: jax.device_put(a, NamedSharding(mesh, spec if a.ndim == 2 else P())), w)
+    for f in (QuantizedTensor.dequantize, jax.jit(QuantizedTensor.dequantize)):
+        weight = f(cut)
+        assert weight.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+        np.testing.assert_array_equal(weight, w.dequantize())

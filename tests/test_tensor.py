@@ -271,6 +271,8 @@ def test_repr(rng):
     assert repr(w) == f"{text}zero=float32[5,3])"
     assert repr(jax.eval_shape(lambda: w)) == repr(w)
     assert repr(jax.tree.map(lambda _: None, w)) == "QuantizedTensor(bits=3, group_size=32, k=70)"
+    for of in (lambda a: a.dtype, jnp.sum):
+        assert repr(jax.tree.map(of, w)).startswith("QuantizedTensor(bits=3, group_size=32, k=70, packed=")
 
 
 def test_no_rows():

@@ -191,6 +191,8 @@ def test_errors(params):
         quantize_tree(params, in_axis=0, predicate=lambda path, array: "yes")
     with pytest.raises(TypeError, match=r"arguments must be those of quantize, bits, .*; got groupsize"):
         quantize_tree({}, in_axis=0, groupsize=64)
+    with pytest.raises(TypeError, match=r"quantize_tree: .*: .* those of quantize, bits, .*; got groupsize"):
+        quantize_tree(params, in_axis=-2, predicate=lambda path, array: {"groupsize": 64})
     with pytest.raises(TypeError, match="in_axis"):
         quantize_tree(params)  # pyright: ignore[reportCallIssue]
 

@@ -1,5 +1,6 @@
 """vmap over x, over the weights, over both, over parts of the weights, and nested."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -70,6 +71,46 @@ def test_over_one_array(backend, field, rng):
     stacked = bias if field == "bias" else getattr(w, field)
     expected = [f(a) for a in stacked]
     np.testing.assert_array_equal(jax.vmap(f)(stacked), expected)
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+@pytest.mark.parametrize("field", ["packed", "scale", "zero", "bias", "norm", "residual"])
+def test_derivatives_over_one_array(backend, field, with_index, rng):
+    """Of x, with which each entry is multiplied: as if they were called one by one."""
+    size = 3
+    w = jax.tree.map(jnp.asarray, make(rng, 4, "float32", Case(5, 12, 72, 24, "zero")).tensor)
+    x = jnp.asarray(rng.standard_normal((5, 72)), jnp.float32)
+    parts = {
+        "bias": rng.standard_normal(12),
+        "norm": rng.uniform(0.5, 1, 72),
+        "residual": rng.standard_normal((5, 12)),
+    }
+    parts = {name: jnp.asarray(a, jnp.float32) for name, a in parts.items() if name in ("bias", field)}
+    options = {"out_dtype": "float32", "implementation": backend}
+    if with_index:
+        w = jax.tree.map(lambda a: jnp.stack([a + 0, a]), w)
+        parts = {name: a if name == "residual" else jnp.stack([a, a]) for name, a in parts.items()}
+        options["index"] = jnp.int32(1)
+
+    def f(x, a):
+        if field in parts:
+            return gemv(x, w, **(parts | {field: a}), **options)
+        return gemv(x, dataclasses.replace(w, **{field: a}), **parts, **options)
+
+    a = parts.get(field, getattr(w, field, None))
+    stacked = jnp.stack([a * (i + 1) if a.dtype == jnp.float32 else a + i for i in range(size)])
+
+    def together(x):
+        return jax.vmap(f, (None, 0))(x, stacked)
+
+    def one_by_one(x):
+        return jnp.stack([f(x, stacked[i]) for i in range(size)])
+
+    ct = jnp.asarray(rng.standard_normal((size, 5, 12)), jnp.float32)
+    for call in (lambda g: jax.jvp(g, (x,), (x + 1,))[1], lambda g: jax.grad(lambda x: (g(x) * ct).sum())(x)):
+        found, wanted = call(together), call(one_by_one)
+        assert np.isfinite(wanted).all()
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_weights_on_another_axis(backend, rng):
