@@ -18,8 +18,8 @@ from bench import arguments, environment, grid, report
 from bench.grid_cells import Cell
 from bench.grid_report import Row, weights_text
 
-_FLOOR, _DENSE = "floor", "XLA's dense product"
-_COLUMNS = "N x K", "M", "x", "weights", "kernel", "us", "floor us", "dense us", "over", "is", "bar", ""
+_FLOOR, _DENSE = "floor", "dense"  # what a time is measured by
+_COLUMNS = "N x K", "M", "x", "weights", "kernel", "us", "floor us", "dense us", "is", "bar"
 _BASE = Cell("bfloat16", "int4", 128, "zero", "16-bit", 1, (28672, 4096))
 # What differs from _BASE, every combination of it, and the bars of the last dimension's values.
 _BARS = {
@@ -97,11 +97,18 @@ def bars(platform: str) -> Iterator[tuple[Cell, str, float]]:
 
 def texts(r: Result) -> tuple[str, ...]:
     numbers = (f"{number:.1f}" if number else "" for number in (r.us, r.floor_us, r.dense_us))
-    value = f"{r.value:.2f}" if r.value else r.note or ""
+    value = f"{r.value:.2f} of {r.of}" if r.value else r.note or ""
     verdict = "met" if r.met else "missed"
+    name = weights_text(r).replace(", scale 16-bit", "")
     return (
-        *(f"{r.n} x {r.k}", str(r.rows), r.dtype, weights_text(r), r.kernel or "", *numbers),
-        *(r.of, value, f"{r.bar:g}", verdict),
+        f"{r.n} x {r.k}",
+        str(r.rows),
+        r.dtype,
+        name,
+        r.kernel or "",
+        *numbers,
+        value,
+        f"{r.bar:g}, {verdict}",
     )
 
 

@@ -79,6 +79,7 @@ CHOSEN = [
     ("cuda", 6, "bfloat16", Case(1, 8192, 1024, 256), "stream"),
     ("cuda", 6, "bfloat16", Case(1, 8192, 1056, "row"), "stream"),
     ("cuda", 4, "bfloat16", Case(1, 256, 1000, 8), "simt"),
+    ("cuda", 4, "bfloat16", Case(300, 1536, 2304, 128), "gemm_tma mma_any"),
 ]
 CHOSEN_TRANSPOSED = [
     ("cpu", 4, "float32", Case(1, 64, 1024, 128), "transposed"),

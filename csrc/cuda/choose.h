@@ -24,7 +24,7 @@ constexpr bool has_wide_table(const Problem& problem) {
 // So few rows for their length that direct, whose CTAs share K, has many more warps than stream.
 constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * problem.N; }
 
-// stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows.
+// stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows: "Which kernel".
 constexpr bool has_many_tiles(const Problem& problem) {
   const bool is_rare = has_rare_width(problem), is_long = problem.K > (is_rare ? 8191 : 8192);
   const Index of_long = !has_whole_pieces(problem) ? 1536 : is_rare ? 1100 : 880;
@@ -203,9 +203,9 @@ inline constexpr Crossover kCrossovers[] = {
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, all<is_for_gemm, is_for_gemm_tma>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, is_for_gemm},
-    // Against mma_any, which decodes a weight once for each 64 rows.
-    {"gemm_tma", 0, 65, kNoLimit},
-    {"gemm", 0, 65, kNoLimit},
+    // Against mma_any, which decodes a weight once for each 64 rows, where a user has asked for a kernel.
+    {"gemm_tma", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
+    {"gemm", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
     // Against mma_any: "Few rows of x".
     {"wgmma_tma", 0, 3, 8, kNoLimit, has_codes<64>},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.

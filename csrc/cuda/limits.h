@@ -127,14 +127,14 @@ constexpr bool is_for_dequantize(Index codes, Dtype x) {
   return x != Dtype::kF32 && codes >= Index{1} << 22;
 }
 
-// 64: above, XLA's product with the dequantised matrix is faster ("Many rows"). Parts inside a
+// Above so many rows a weight may be written first: "More rows than kernels take". Parts inside a
 // kernel, `python -m bench.parts` ("Four nouns"): with a norm always, since XLA would make x float32
 // of it, which is slower than 16 bits; an activation, or a norm that may be rounded, only for one and two rows,
 // since the plain kernels for more have more warps. These take a residual.
 // A global scale alone is always inside, since outside it is a kernel of XLA's, and beside an activation or a residual
 // for as many rows as stream has an epilogue for.
-inline constexpr Index kMostRows = 64, kFusedRows = 64, kEpilogueRows = 2, kResidualRows = 16,
-                       kGlobalScaleRows = 8;
+inline constexpr Index kMostRows = kExactRows, kFusedRows = kExactRows, kEpilogueRows = 2,
+                       kResidualRows = 16, kGlobalScaleRows = 8;
 
 // From how many rows on an activation, and a norm that may be rounded, are inside again, on GPUs of compute capability
 // `major`: where wgmma_tma is the kernel, which takes a microsecond for them where XLA takes two. "Few rows of x".
