@@ -7,8 +7,7 @@
 namespace jaxgemv::cuda::stream {
 
 // The scales of a tile's rows g and g + 8 that meet the codes of lane t: its share of a block is 32 codes.
-//   begin()         whether a first pass over the tile's codes counts; before another one, move()
-//   end()           whether a pass was the last
+//   begin(), end()  of a pass over the tile's codes; end() says whether it was the last
 //   scale(r, i, j)  what the codes of word j of block i in row g + 8 r are multiplied with
 //   factor()        what the sums are worth
 template <Scales kScales, typename Decoder, int kBlocks>
@@ -39,8 +38,7 @@ struct OperandScales<Scales::kE4M3, Decoder, kBlocks> {
           pairs[r][i] = __hmul2(pairs[r][i], __float2half2_rn(Decoder::kE4M3));
       }
   }
-  __device__ __forceinline__ bool begin() { return true; }
-  __device__ __forceinline__ void move() {}
+  __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ bool end() { return true; }
   __device__ __forceinline__ __half2 scale(int r, int i, int j) const {
     return j < 2 ? __low2half2(pairs[r][i]) : __high2half2(pairs[r][i]);
@@ -49,52 +47,55 @@ struct OperandScales<Scales::kE4M3, Decoder, kBlocks> {
 };
 
 // e8m0 for 32 codes: powers of two by that of a window, within which all are exact, in passes. A tile
-// nearly always lies in the window of the one before it, and in one of its own: so whether it does is
-// asked behind its products, which a branch in front would keep waiting.
+// nearly always lies in the window of the one before it, and in one of its own.
 template <typename Decoder, int kBlocks>
 struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
-  static constexpr int kNan = 255;
+  static constexpr int kDone = -512, kNan = 255;
+  int left[2][kBlocks];  // exponents
   uint32_t powers[2][kBlocks];
-  const uint8_t* of_lane;
-  int blocks, below = 1 << 16;  // exponents from there on are done with
   Window& window;
   bool last;
 
   // blocks: of the span that lie within the row.
   __device__ __forceinline__ OperandScales(const uint8_t* of_tile, int blocks, Window& window)
-      : of_lane(of_tile + lane_id() / 4 * operand_scale_bytes(Scales::kE8M0) + lane_id() % 4),
-        blocks(blocks),
-        window(window) {
-    uint32_t most = 0;
-    each([&](int exponent, uint32_t& power) {
-      most = max(most, static_cast<uint32_t>(exponent - window.least));
-      power = power_of(exponent);
-    });
-    last = __all_sync(~0u, most < Decoder::kSpread);
+      : window(window) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i)
+        left[r][i] = of_tile[(g + 8 * r) * operand_scale_bytes(Scales::kE8M0) + t +
+                             4 * (i < blocks ? i : 0)];
   }
 
-  __device__ __forceinline__ bool begin() {
-    if (window.factor != 0) return last;
-    move();
-    return true;
-  }
-  __device__ __forceinline__ bool end() const { return last; }
-  // To the largest of those that are left.
-  __device__ __forceinline__ void move() {
-    int top = 0;
-    each([&](int exponent, uint32_t&) { top = max(top, exponent < below ? exponent : 0); });
+  __device__ __forceinline__ void begin() {
+    last = make_powers();
+    if (last) return;
+    int top = kDone;
+    each([&](int exponent, uint32_t&) { top = max(top, exponent); });
     top = min(__reduce_max_sync(~0u, top), kNan - 1);
     window.least = top - Decoder::kSpread + 1;
     window.factor = __uint_as_float(bits_of_e8m0(static_cast<uint32_t>(top))) /
                     static_cast<float>(1 << Decoder::kTop);
-    bool any = false;
+    last = make_powers();
     each([&](int exponent, uint32_t& power) {
-      const bool later = exponent < window.least;
-      any |= later;
-      power = later || exponent >= below ? 0 : exponent == kNan ? 0x7e007e00 : power_of(exponent);
+      if (exponent == kNan)
+        power = 0x7e007e00;
+      else if (exponent < window.least)
+        power = 0;
     });
-    below = window.least;
-    last = !__any_sync(~0u, any);
+  }
+  __device__ __forceinline__ bool end() {
+    if (last) return true;
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        if (left[r][i] >= window.least) left[r][i] = kDone;
+        any |= left[r][i] != kDone;
+      }
+    return !__any_sync(~0u, any);
   }
   __device__ __forceinline__ __half2 scale(int r, int i, int) const {
     return half2_of(powers[r][i]);
@@ -105,17 +106,20 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   template <typename Do>
   __device__ __forceinline__ void each(Do&& act) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-        act(of_lane[8 * r * operand_scale_bytes(Scales::kE8M0) + 4 * (i < blocks ? i : 0)],
-            powers[r][i]);
+    for (int i = 0; i < 2 * kBlocks; ++i)
+      act(left[i / kBlocks][i % kBlocks], powers[i / kBlocks][i % kBlocks]);
   }
-  // As two fp16, of an exponent in the window.
-  __device__ __forceinline__ uint32_t power_of(int exponent) const {
-    constexpr uint32_t kExponent = 0x04000400;
+  // Whether all of the tile lie in the window.
+  __device__ __forceinline__ bool make_powers() {
+    constexpr uint32_t kExponent = 0x04000400;  // of two fp16
     constexpr uint32_t kLeast = Decoder::kTop + 15 - Decoder::kSpread + 1;
-    return static_cast<uint32_t>(exponent - window.least) * kExponent + kLeast * kExponent;
+    uint32_t most = 0;
+    each([&](int exponent, uint32_t& power) {
+      const uint32_t above = static_cast<uint32_t>(exponent - window.least);
+      most = max(most, above);
+      power = above * kExponent + kLeast * kExponent;
+    });
+    return __all_sync(~0u, most < Decoder::kSpread);
   }
 };
 
@@ -125,9 +129,8 @@ __device__ __forceinline__ void multiply_scaled(const Decoder& codes, const uint
                                                 const uint8_t* scales, int blocks, Window& window,
                                                 const Span& xs, float (&y)[Span::kResults]) {
   OperandScales<kScales, Decoder, Span::kBlocks> of(scales, blocks, window);
-  bool counts = of.begin();
-#pragma unroll 1
-  while (true) {
+  do {
+    of.begin();
     float sums[Span::kResults / 4][2][4] = {};
 #pragma unroll
     for (int i = 0; i < Span::kBlocks; ++i) {
@@ -139,16 +142,11 @@ __device__ __forceinline__ void multiply_scaled(const Decoder& codes, const uint
           },
           i, 0, sums);
     }
-    if (counts) {
-      const float worth = of.factor() * codes.worth();
+    const float worth = of.factor() * codes.worth();
 #pragma unroll
-      for (int e = 0; e < Span::kResults; ++e)
-        y[e] = fmaf(worth, sums[e / 4][0][e % 4] + sums[e / 4][1][e % 4], y[e]);
-      if (of.end()) return;
-    }
-    __syncwarp();
-    of.move(), counts = true;
-  }
+    for (int e = 0; e < Span::kResults; ++e)
+      y[e] = fmaf(worth, sums[e / 4][0][e % 4] + sums[e / 4][1][e % 4], y[e]);
+  } while (!of.end());
 }
 
 }  // namespace jaxgemv::cuda::stream
