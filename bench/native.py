@@ -94,7 +94,7 @@ def load_chooser(backend: str) -> tuple[ctypes.CDLL | None, str | None]:
     """Compiles the rules by which a backend chooses kernels: (library, None) or (None, why not)."""
     folder = _CUDA.parent / backend
     options = ["-O1", f'-DJAXGEMV_CHOOSE="{folder / "choose.h"}"', f"-DJAXGEMV_BACKEND={backend}"]
-    headers = *sorted(folder.glob("*.h")), *sorted(_CUDA.parent.glob("*.h"))
+    headers = *sorted(folder.rglob("*.h")), *sorted(_CUDA.parent.glob("*.h"))
     return _for_host(options, [_HERE / "choose.cc"], headers)
 
 

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from jaxgemv._format import is_explicit
 from jaxgemv._operands import Operands, Static, in_range, select
 from jaxgemv._ranks import any_rank
 
@@ -110,7 +111,7 @@ def before(o: Operands, s: Static) -> Array:
         x = jnp.take(x, o.perm, axis=-1, mode="fill")
     elif o.perm is not None:
         perm = jnp.broadcast_to(_entry(o.perm, o, x.ndim), x.shape)
-        if _may_be_cut(perm):  # and x has to be as it is
+        if is_explicit(perm):  # and x has to be as it is
             x = jnp.where(perm < 0, 0, x)
         x = jnp.take_along_axis(x, perm, axis=-1, mode="fill")
     return x
@@ -152,14 +153,9 @@ def _entry(a: Array, o: Operands, ndim: int) -> Array:
     return picked.reshape(*o.index.shape, *(1,) * (ndim - o.prefix - 1), *last)
 
 
-def _may_be_cut(a: Array) -> bool:
-    """Along a dimension that vmap runs over, which its type does not tell, by an Explicit axis of the mesh."""
-    return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
-
-
 def _at(a: Array, index: Array) -> Array:
     """a[index]. Where index may be cut JAX wants to be told how the result lies, and of a scalar it does not listen."""
-    if not _may_be_cut(index):
+    if not is_explicit(index):
         return a[index]
     rows = index if index.ndim else index[None]
     picked = a.at[rows].get(out_sharding=PartitionSpec(*(None,) * (rows.ndim + a.ndim - 1)))

@@ -92,7 +92,7 @@ def float_x(o: Operands) -> np.dtype | None:
     weights would be rounded to it."""
     if o.x.dtype != np.int8 or o.scale is None:
         return None
-    return np.dtype(np.float32 if o.many else np.float16)
+    return np.dtype(np.float32 if o.maybe_many else np.float16)
 
 
 def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: Static) -> str | None:
@@ -164,7 +164,9 @@ _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 def rounds(platform: str, o: Operands, s: Static) -> bool:
     """Whether a kernel may round each weight to x's dtype, as the matmul in its place would, if rows are many."""
     x = s.x_dtype or o.x.dtype
-    if not o.maybe_many or s.k is not None or x not in FLOATS:
+    # Of x that is to be rounded first, which cannot be told a program, rows have to be known to be many.
+    many = o.many if s.x_dtype is not None else o.maybe_many
+    if not many or s.k is not None or x not in FLOATS:
         return False
     return x != np.float32 or (platform == "cuda" and s.precision in _TF32)
 

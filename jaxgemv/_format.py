@@ -164,13 +164,27 @@ def weights(
     return w if global_scale is None else w * wide(global_scale)
 
 
+def is_explicit(a: Array) -> bool:
+    """Whether the type of an array says how an Explicit axis of the mesh cuts it (or may, where vmap runs over what is
+    cut, which its type does not tell)."""
+    return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
+
+
+def beside(table: Array, weight: Array) -> Array:
+    """A table or permutation (..., W), its stack cut as that of the weight, on an Explicit mesh."""
+    cut = jax.typeof(weight).sharding
+    spec = PartitionSpec(*cut.spec[: table.ndim - 1], None)
+    return jax.sharding.reshard(table, NamedSharding(cut.mesh, spec))
+
+
 def _look_up(codebook, codes):
+    if is_explicit(codes):
+        codebook = beside(codebook, codes)
+        if codebook.ndim > 1:
+            return jax.vmap(_look_up)(codebook, codes)
+        return codebook.at[codes].get(out_sharding=jax.typeof(codes).sharding)
     if codebook.ndim == 1:
-        cut = jax.typeof(codes).sharding
-        if AxisType.Explicit not in cut.mesh.axis_types:
-            return codebook[codes]
-        codebook = jax.sharding.reshard(codebook, NamedSharding(cut.mesh, PartitionSpec()))
-        return codebook.at[codes].get(out_sharding=cut)
+        return codebook[codes]
     stack = prod(codebook.shape[:-1])
     rows = jax.vmap(lambda c, q: c[q])(codebook.reshape(stack, -1), codes.reshape(stack, -1))
     return rows.reshape(codes.shape)

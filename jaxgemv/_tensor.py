@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_weight
-from jaxgemv._format import pack, weights
+from jaxgemv._format import beside, is_explicit, pack, weights
 
 # Arrays of a tensor, in the order of its fields; and those of them that rows of the weight have for themselves.
 ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
@@ -318,13 +318,13 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
 
 def _in_order(weight: Array, perm: Array) -> Array:
     """Column k of the codes goes to column perm[k]; those that go to the same one add up, as their products do."""
+    cut = jax.typeof(weight).sharding
+    perm = beside(perm, weight) if is_explicit(weight) else perm
     if perm.ndim > 1:
         return jax.vmap(_in_order)(weight, perm)
-    cut = jax.typeof(weight).sharding
-    if AxisType.Explicit not in cut.mesh.axis_types:
+    if not is_explicit(weight):
         return jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop")
     whole = NamedSharding(cut.mesh, PartitionSpec(*cut.spec[:-1], None))  # along K
     weight = jax.sharding.reshard(weight, whole)
-    perm = jax.sharding.reshard(perm, NamedSharding(cut.mesh, PartitionSpec()))
     moved = jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop", out_sharding=whole)
     return jax.sharding.reshard(moved, cut)

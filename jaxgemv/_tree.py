@@ -68,7 +68,7 @@ def quantize_tree(
 
     One leaf at a time, with a progress bar where `rich` is installed and stderr is a terminal. Leaves with a
     NamedSharding stay sharded, along K as far as each part is whole words and groups. A `jax.ShapeDtypeStruct` becomes
-    a weight of these: what a saved model is restored into. Raises what `quantize` raises,
+    a weight of these, without shardings: what a saved model is restored into. Raises what `quantize` raises,
     with the path of the leaf, and TypeError for an argument that `quantize` does not have or a tree without arrays.
     Warns if there are matrices and no name is one of the three: give a predicate, or a `report`, which says so too.
 
@@ -80,12 +80,12 @@ def quantize_tree(
     >>> small["up"]["kernel"].shape
     (64, 256)
     """
-    _check(quantize_arguments)
+    check_arguments(f"{_OP}: ", quantize_arguments)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-        _check(arguments)
+        check_arguments("", arguments)
         arguments = {"in_axis": in_axis} | quantize_arguments | dict(arguments)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
@@ -109,10 +109,10 @@ def quantize_tree(
     return structure.unflatten(converted(_OP, named, chosen, make, donate=donate, report=report, hint=hint))
 
 
-def _check(arguments: Mapping[str, Any]) -> None:
+def check_arguments(prefix: str, arguments: Mapping[str, Any]) -> None:
     known = list(inspect.signature(quantize).parameters)[1:]
     if unknown := [name for name in arguments if name not in known]:
-        raise TypeError(f"{_OP}: arguments must be those of quantize, {', '.join(known)}; got {unknown[0]}")
+        raise TypeError(f"{prefix}arguments must be those of quantize, {', '.join(known)}; got {unknown[0]}")
 
 
 def converted(
@@ -185,7 +185,9 @@ def _by_name(name: str, leaf) -> Choice:
     return ({}, f"ends in {last}") if last in _NAMES else (None, f"ends in {last}, not {', '.join(_NAMES)}")
 
 
-def _say_names(name: str, _: str) -> str:
+def _say_names(name: str, why: str) -> str:
+    if re.split("[/.]", name)[-1] in _NAMES:
+        return say_why(name, why)
     return (
         f", since no path ends in {', '.join(_NAMES)}; got {name!r}. "
         "predicate=lambda path, array: True takes all matrices; embeddings (V, D) want {'in_axis': -1}"

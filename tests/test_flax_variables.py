@@ -150,6 +150,8 @@ def test_errors(x):
     variables = nn.meta.unbox(Mlp().init(jax.random.key(0), x))
     with pytest.raises(ValueError, match="variables must have a collection params; got up"):
         quantize_variables({"up": {}})
+    with pytest.raises(TypeError, match=r"quantize_variables: arguments must be .*; got groupsize"):
+        quantize_variables(variables, groupsize=3)
     with pytest.raises(
         ValueError, match="quantize_variables: down/kernel: quantize: bits must be an integer"
     ):

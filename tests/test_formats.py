@@ -64,7 +64,7 @@ def test_gptq_symmetric_whatever_it_says(stored, tmp_path, rng):
     assert check(folder, (codes - np.float32(8)) * wide(scale)).zero is None
 
 
-@pytest.mark.parametrize("name", ["auto-round", "intel/auto-round", None])
+@pytest.mark.parametrize("name", ["auto-round", "intel/auto-round"])
 def test_gptq_of_auto_round(name, tmp_path, rng):
     """Without g_idx and by another name; shapes tell it from AWQ's."""
     codes, zero, scale = (
@@ -73,9 +73,15 @@ def test_gptq_of_auto_round(name, tmp_path, rng):
         groups(rng, shape=(64, G)),
     )
     tensors = {".qweight": pack(codes.T, 4, 0), ".qzeros": pack(zero.T - 1, 4), ".scales": scale.T}
-    config = {"quant_method": name, "packing_format": "auto_round:auto_gptq"} if name else {}
-    folder = write(tmp_path, tensors, {"bits": 4, "group_size": 32, **config})
+    config = {"quant_method": name, "bits": 4, "group_size": 32}
+    folder = write(tmp_path, tensors, config | {"packing_format": "auto_round:auto_gptq"})
     check(folder, (codes - wide(zero)) * wide(scale))
+    folder = write(tmp_path, tensors, config | {"packing_format": "auto_round"})
+    with pytest.raises(NotImplementedError, match=r"whose zeros are not known here \('auto_round'\)"):
+        formats.open(folder)[WEIGHT]
+    tensors[".qzeros"] = pack(np.full((G, 64), 8), 4)
+    folder = write(tmp_path, tensors, config | {"packing_format": "auto_round", "sym": True})
+    check(folder, (codes - np.float32(8)) * wide(scale))
 
 
 def test_gptq_stack_is_named(tmp_path):

@@ -40,11 +40,22 @@ def test_blocks_of_compressed_tensors(n, k, block, tmp_path, rng):
     """Of the size that the config has for a group of modules."""
     weight = rng.standard_normal((n, k)).astype(E4M3)
     scale = groups(rng, np.float32, (-(-n // block[0]), -(-k // block[1])))
-    scheme = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(block)}
-    config = COMPRESSED | {"config_groups": {"group_0": {"weights": scheme}}}
-    folder = write(tmp_path, {".weight": weight, ".weight_scale": scale}, config)
     by_weight = np.repeat(np.repeat(scale, block[0], 0)[:n], block[1], 1)[:, :k]
-    check(folder, weight.astype(np.float32) * by_weight)
+    for stated in (list(block), "x".join(map(str, block))):
+        scheme = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": stated}
+        config = COMPRESSED | {"config_groups": {"group_0": {"weights": scheme}}}
+        folder = write(tmp_path, {".weight": weight, ".weight_scale": scale}, config)
+        check(folder, weight.astype(np.float32) * by_weight)
+
+
+@pytest.mark.parametrize(("width", "group"), [(12, 32), (8, 50)])
+def test_groups_beside_blocks(width, group, tmp_path, rng):
+    """Of a model in which others have blocks; the config may say the size of groups."""
+    weight, scale = rng.standard_normal((256, 384)).astype(E4M3), groups(rng, np.float32, (256, width))
+    schemes = {"block_structure": [128, 128]}, {"group_size": group}
+    config_groups = {f"group_{i}": {"weights": scheme} for i, scheme in enumerate(schemes)}
+    folder = write(tmp_path, {".weight": weight, ".weight_scale": scale}, {"config_groups": config_groups})
+    check(folder, weight.astype(np.float32) * np.repeat(scale, group, 1)[:, :384])
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (5, 2), (3, 2)])

@@ -4,7 +4,6 @@ On a GPU, say. A CPU runs the same in float32, so that here it is made to do as 
 """
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.export
@@ -332,11 +331,30 @@ def test_symbolic_rows_may_round(platform):
 
 
 def test_symbolic_rows_are_exact_where_they_are_few(on_cpu, rng):
+    """With all that a program for as many would do, x of integers and a norm around the product too."""
     p = make(rng, 4, "bfloat16", Case(64, 40, 512, 16))  # of weights that are not bfloat16
+    act_order = dataclasses.replace(p.tensor, perm=rng.permutation(512).astype(np.int32))
+    norm = rng.uniform(0.5, 1, 512).astype(np.float32)
+    codes = rng.integers(-127, 128, (64, 512)).astype(np.int8)
     (m,) = jax.export.symbolic_shape("m")
-    f = jax.jit(partial(gemv, out_dtype="float32", implementation="cpu"))
-    x = jax.ShapeDtypeStruct((m, 512), jnp.bfloat16)
-    call = jax.export.export(f, platforms=["cpu"], disabled_checks=EXPORT_CHECKS)(x, p.tensor).call
-    np.testing.assert_array_equal(call(p.x, p.tensor), f(p.x, p.tensor))
-    many = np.resize(p.x, (256, 512))
-    np.testing.assert_array_equal(call(many, p.tensor), f(many, p.tensor))
+    for x, w, options in [
+        (p.x, p.tensor, {}),
+        (p.x, act_order, {"norm": norm}),
+        (codes, p.tensor, {"x_scale": np.ones((64, 1), np.float32)}),
+    ]:
+        rows = {name: options.pop(name) for name in ("x_scale",) if name in options}
+
+        def f(x, w, rows, options=options):
+            return gemv(x, w, out_dtype="float32", implementation="cpu", **rows, **options)
+
+        spec_of = lambda a: jax.ShapeDtypeStruct((m, *a.shape[1:]), a.dtype)  # noqa: E731
+        given = jax.tree.map(spec_of, (x, rows))
+        exported = jax.export.export(jax.jit(f), platforms=["cpu"], disabled_checks=EXPORT_CHECKS)
+        call = exported(given[0], w, given[1]).call
+        for count in (3, 64):
+            few = jax.tree.map(lambda a, count=count: a[:count], (x, rows))
+            np.testing.assert_array_equal(call(few[0], w, few[1]), jax.jit(f)(few[0], w, few[1]))
+        many = jax.tree.map(lambda a: np.resize(a, (256, *a.shape[1:])), (x, rows))
+        expected = jax.jit(f)(many[0], w, many[1])
+        more = 2.0**-8 * np.abs(expected).max() if options else 0.0  # x * norm may be rounded there
+        np.testing.assert_allclose(call(many[0], w, many[1]), expected, rtol=0, atol=more)

@@ -341,17 +341,23 @@ def test_in_auto_axes(mesh, w_spec, rng):
     assert collectives(compiled) == ({"all-reduce": 1} if w_spec[1] else {})
 
 
-@pytest.mark.parametrize("spec", [P("model"), P(None, "model")], ids=str)
+@pytest.mark.parametrize("spec", [P("model"), P(None, "model"), P(None, None, "model")], ids=str)
 @pytest.mark.parametrize("has_perm", [False, True], ids=["", "perm"])
 @pytest.mark.parametrize("format", [None, "nf4"])
-def test_dequantize(mesh, spec, has_perm, format, rng):
-    """The weight lies as its codes do."""
-    w = jaxgemv.quantize(
-        jnp.asarray(rng.standard_normal((32, 512)), jnp.float32), format=format, group_size=64
-    )
-    w = dataclasses.replace(w, perm=rng.permutation(512).astype(np.int32)) if has_perm else w
-    cut = jax.tree.map(lambda a: jax.device_put(a, NamedSharding(mesh, spec if a.ndim == 2 else P())), w)
+@pytest.mark.parametrize("stack", [(), (4,)], ids=str)
+def test_dequantize(mesh, spec, has_perm, format, stack, rng):
+    """The weight lies as its codes do, of a stack too, whose tables need not be cut."""
+    if stack and has_perm and jax.__version_info__ < (0, 11):
+        pytest.skip("this jax has no vmap of a scatter on such a mesh")
+    spec = spec if stack else P(*spec[-2:])
+    w = jnp.asarray(rng.standard_normal((*stack, 32, 512)), jnp.float32)
+    w = jaxgemv.quantize(w, format=format, group_size=64)
+    if has_perm:
+        perm = rng.permuted(np.tile(np.arange(512, dtype=np.int32), (*stack, 1)), axis=-1)
+        w = dataclasses.replace(w, perm=perm.reshape(*stack, 512))
+    codes = w.packed.ndim
+    cut = jax.tree.map(lambda a: jax.device_put(a, NamedSharding(mesh, spec if a.ndim == codes else P())), w)
     for f in (QuantizedTensor.dequantize, jax.jit(QuantizedTensor.dequantize)):
         weight = f(cut)
-        assert weight.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+        assert weight.sharding.is_equivalent_to(NamedSharding(mesh, spec), codes)
         np.testing.assert_array_equal(weight, w.dequantize())

@@ -203,7 +203,8 @@ inline constexpr Crossover kCrossovers[] = {
      all<is_for_gemm, has_x<Dtype::kF32>, has_rows<5000>, none<is_slow_to_decode>>},
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, all<is_for_gemm, is_for_gemm_tma>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, is_for_gemm},
-    // Against mma_any, which decodes a weight once for each 64 rows, where a user has asked for a kernel.
+    // Against mma_any, which decodes a weight once for each 64 rows, where a kernel was asked for, or a
+    // program is for any number of rows.
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
     // Against mma_any: "Few rows of x".

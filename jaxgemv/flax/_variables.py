@@ -8,7 +8,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import Choice, Predicate, Record, choice, converted, quantized, say_why
+from jaxgemv._tree import Choice, Predicate, Record, check_arguments, choice, converted, quantized, say_why
 from jaxgemv.flax import _layer
 
 _OP = "quantize_variables"
@@ -47,6 +47,7 @@ def quantize_variables(
     """
     if "params" not in variables:
         raise ValueError(f"{_OP}: variables must have a collection params; got {', '.join(variables)}")
+    check_arguments(f"{_OP}: ", quantize_arguments)
     flat: dict[tuple, Any] = flatten_dict(dict(variables["params"]))
     boxes = {"/".join(path): leaf for path, leaf in flat.items()}
 
@@ -55,6 +56,7 @@ def quantize_variables(
         return choice(_OP, name, leaf, asked, _default)
 
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
+        check_arguments("", arguments)
         return quantized(leaf, quantize_arguments | dict(arguments) | {"in_axis": -2})
 
     leaves = [(name, nn.meta.unbox(leaf)) for name, leaf in boxes.items()]

@@ -75,7 +75,7 @@ def _fp4(layer: Layer, packed: np.ndarray) -> Entry:
     scale = layer.need(".weight_scale", (E4M3, E8M0, UINT8))
     scale = scale.view(E8M0) if scale.dtype == UINT8 else scale
     suffixes = (".weight_packed", *PARTS[2:])
-    if scale.dtype == E8M0:
+    if scale.dtype == E8M0 and layer.get(".weight_global_scale") is None:
         return fp4(layer, suffixes, packed, scale)
     divisor = layer.one_each(".weight_global_scale", packed.shape[:-2])
     return fp4(layer, suffixes, packed, scale, lambda: np.float32(1) / divisor.astype(np.float32))

@@ -52,8 +52,9 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
         raise layer.error(suffix, f"one for the tensor, rows or blocks of {shape}", scale.shape)
     rows, groups = scale.shape[-2:]
     stated = _blocks(layer, suffix)
-    # Without a statement, 128 x 128 or what divides the weight.
+    # Without a statement, 128 x 128 or what divides the weight. Rows may have groups, whatever blocks others have.
     blocks = stated or [(128, 128), *[(n // rows, k // groups)] * (n % rows == 0 and k % groups == 0)]
+    blocks = [*blocks, *[(1, k // groups)] * (rows == n and k % groups == 0)]
     for height, width in blocks:
         high = next((b for b in (1, height, n) if -(-n // b) == rows), None)
         wide = next((b for b in (width, k) if -(-k // b) == groups), None)
@@ -70,9 +71,13 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
 
 
 def _blocks(layer: Layer, suffix: str) -> list[tuple[int, int]]:
-    """What the config says of their sizes; it may say several."""
-    found = [layer.quantization.get("weight_block_size")]
-    found += [scheme.get("block_structure") for scheme in layer.weight_schemes]
+    """What the config says of their sizes; it may say several, and those of groups."""
+    found: list = [layer.quantization.get("weight_block_size")]
+    for scheme in layer.weight_schemes:
+        block, group = scheme.get("block_structure"), scheme.get("group_size")
+        if isinstance(block, str):  # "128x128", in older files
+            block = [int(part) if part.isdecimal() else part for part in block.split("x")]
+        found += [block, (1, group) if type(group) is int and group > 0 else None]
     found = [block for block in found if block is not None]
     for block in found:
         if not (

@@ -18,12 +18,11 @@ _BITS = (2, 3, 4, 8)
 
 
 def owns(layer: Layer) -> bool:
-    """AutoRound has no g_idx and its own name in the config, but shapes are (words, N) and (G, N), unlike AWQ's."""
-    method = layer.quantization.get("quant_method")
-    if method == "gptq" or layer.get(".g_idx") is not None:
+    """AutoRound's without g_idx too: its shapes are (words, N) and (G, N), unlike those that it has for AWQ."""
+    if layer.quantization.get("quant_method") == "gptq" or layer.get(".g_idx") is not None:
         return True
     qweight, scales = layer.get(".qweight"), layer.get(".scales")
-    if method == "awq" or scales is None or qweight is None or qweight.dtype not in WORDS:
+    if not _is_auto_round(layer) or scales is None or qweight is None:
         return False
     return (
         qweight.ndim == scales.ndim == 2
@@ -32,11 +31,20 @@ def owns(layer: Layer) -> bool:
     )
 
 
+def _is_auto_round(layer: Layer) -> bool:
+    return str(layer.quantization.get("quant_method")).endswith("auto-round")
+
+
 def entry(layer: Layer) -> Entry:
     form = layer.quantization.get("checkpoint_format", layer.quantization.get("format")) or "gptq"
     qweight = layer.need(".qweight")
     if form not in ("gptq", "gptq_v2") or qweight.dtype not in WORDS:
         why = f"in the order of a kernel ({form}, {qweight.dtype})"
+        return layer.refused(PARTS, qweight.shape[::-1], "gptq", why)
+    packing = str(layer.quantization.get("packing_format", layer.quantization.get("backend", "")))
+    symmetric = layer.quantization.get("sym") is True
+    if _is_auto_round(layer) and "auto_gptq" not in packing and not symmetric:
+        why = f"in a packing format whose zeros are not known here ({packing!r})"
         return layer.refused(PARTS, qweight.shape[::-1], "gptq", why)
     if qweight.ndim != 2:
         return layer.refused(PARTS, qweight.shape, "gptq", f"with a weight of {qweight.ndim} dimensions")
@@ -58,7 +66,6 @@ def entry(layer: Layer) -> Entry:
         stored = unpacked(words(layer.need(".qzeros")), bits, n).T
         mid = 1 << bits - 1
         # Whatever the file calls itself, only one reading is symmetric: some say "gptq" and store version 2.
-        symmetric = layer.quantization.get("sym") is True
         if symmetric and ((stored == mid).all() or (stored == mid - 1).all()):
             return None
         # Version 1 stores zero - 1, and a zero of 0 as the largest code.
