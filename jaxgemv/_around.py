@@ -14,8 +14,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from jaxgemv._format import is_explicit
-from jaxgemv._operands import Operands, Static, in_range, select
+from jaxgemv._operands import Operands, Static, in_range, is_explicit, select
 from jaxgemv._ranks import any_rank
 
 ACTIVATIONS = {

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
+from jaxgemv._operands import is_explicit
 from jaxgemv._ranks import any_rank
 
 _SIGNED_CODES = ("int2", "int4", "int8")
@@ -162,12 +163,6 @@ def weights(
     w = q * wide(scale)
     w = w if offset is None else w + wide(offset)
     return w if global_scale is None else w * wide(global_scale)
-
-
-def is_explicit(a: Array) -> bool:
-    """Whether the type of an array says how an Explicit axis of the mesh cuts it (or may, where vmap runs over what is
-    cut, which its type does not tell)."""
-    return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
 
 
 def beside(table: Array, weight: Array) -> Array:

@@ -3,9 +3,11 @@
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType
 
 
 class Operands(NamedTuple):
@@ -95,6 +97,12 @@ class Static(NamedTuple):
     precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
     x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
     entry: int | None = None  # what index is, where that is known
+
+
+def is_explicit(a: Array) -> bool:
+    """Whether the type of an array says how an Explicit axis of the mesh cuts it (or may, where vmap runs over what is
+    cut, which its type does not tell)."""
+    return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
 
 
 def in_range(index: Array, stack: int) -> Array:

@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_weight
-from jaxgemv._format import beside, is_explicit, pack, weights
+from jaxgemv._format import beside, pack, weights
+from jaxgemv._operands import is_explicit
 
 # Arrays of a tensor, in the order of its fields; and those of them that rows of the weight have for themselves.
 ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
