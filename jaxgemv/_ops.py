@@ -172,8 +172,10 @@ def _gemv(op: str, x, w: QuantizedTensor, asked: Asked, out_sharding, prefix: st
         raise TypeError(f"{op}: scale must be an array for x of dtype {x.dtype}; got None")
     k = x.shape[-1]
     group = check_weight(op, w, k, prefix, f" for x with K = {k}")
-    if w.k is not None and w.k != k:
-        raise ValueError(f"{op}: x must have shape (..., {w.k}) for w of shape {w.shape}; got {x.shape}")
+    # Of bare words, what x is says how much of the last one there is.
+    whole = w.shape[-1] if prefix else w.k or k
+    if k != whole:
+        raise ValueError(f"{op}: x must have shape (..., {whole}) for w of shape {w.shape}; got {x.shape}")
     if integer:
         check_integer_product(op, w, asked)
         out = check_out_dtype(op, asked.out_dtype, (jnp.int32,), jnp.int32)

@@ -87,8 +87,6 @@ def quantize_tree(
     def make(name: str, leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
         check_arguments("", arguments)
         arguments = {"in_axis": in_axis} | quantize_arguments | dict(arguments)
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
         return quantized(leaf, arguments)
 
     def chosen(name: str, leaf) -> Choice:
@@ -199,7 +197,9 @@ def _is_matrix(name: str, leaf) -> bool:
 
 
 def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-    """`quantize`, and the arrays cut as the leaf is."""
+    """`quantize`, and the arrays cut as the leaf is; shapes of those of shapes."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
 
     def cut(spec, ndim: int) -> tuple:
         spec = [*spec, *(None,) * (ndim - len(spec))]

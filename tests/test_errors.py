@@ -349,3 +349,12 @@ def test_export_without_the_checks():
     with pytest.raises(ValueError, match=text):
         jax.export.export(f, platforms=("cpu",))(X, WQ)
     jax.export.export(f, platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)(X, WQ)
+
+
+def test_x_of_another_width():
+    """Within the last word too; words alone are as many codes as x has."""
+    w = jaxgemv.quantize(jnp.ones((6, 64)))
+    for k in (56, 63, 65):
+        with pytest.raises(ValueError, match=r"gemv: (x must have shape \(\.\.\., 64\)|w\.packed must have)"):
+            gemv(jnp.ones(k), w)
+    assert jaxgemv.gemv_int4(jnp.ones(63), w.packed, w.zero, w.scale).shape == (6,)

@@ -359,3 +359,9 @@ def test_without_flax(monkeypatch, name):
         ImportError, match=rf'jaxgemv\.flax\.{name} needs Flax: pip install "jaxgemv\[flax\]"'
     ):
         importlib.import_module(f"jaxgemv.flax.{name}")
+
+
+def test_variables_of_other_features():
+    variables = QuantDense(64, use_bias=False).init(jax.random.key(0), jnp.ones((2, 32)))
+    with pytest.raises(ValueError, match="QuantDense: kernel must have 32 features; got variables of 64"):
+        QuantDense(32, use_bias=False).apply(variables, jnp.ones((2, 32)))

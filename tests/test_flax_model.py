@@ -354,3 +354,20 @@ def test_errors(model):
         TypeError, match=r"x @ kernel is not there; call the layer, or write x @ kernel\.tensor\.T"
     ):
         jnp.ones((2, D)) @ quantize_model(nnx.Linear(D, F, rngs=nnx.Rngs(0))).kernel
+
+
+@pytest.mark.parametrize("wrapper", [nnx.WeightNorm, nnx.SpectralNorm])
+def test_normalised_kernels_stay(wrapper):
+    """What wraps a layer changes its kernel in each call, which codes cannot do."""
+    layer = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    records = []
+    new = quantize_model(wrapper(layer, rngs=nnx.Rngs(1)), report=records.append)
+    (why,) = (r.why for r in records if r.path.endswith("kernel") and r.before == 64 * 32 * 4)
+    assert why == f"is in {wrapper.__name__}, which changes it in each call"
+    assert any(isinstance(node, nnx.Linear) for _, node in nnx.iter_graph(new))
+
+
+def test_x_of_another_width():
+    small = quantize_model(nnx.Linear(64, 4, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="x must have shape"):
+        small(jnp.ones((1, 63)))

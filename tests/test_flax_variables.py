@@ -104,6 +104,14 @@ def test_a_predicate_is_asked_of_kernels(x):
     assert new["params"] == {"embed": tree["params"]["embed"]}
 
 
+def test_shapes(x):
+    """Of a model that is not there, to restore one into."""
+    model = nn.Dense(64)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), x)
+    expected = jax.eval_shape(lambda: quantize_variables(model.init(jax.random.key(0), x), bits=4))
+    assert quantize_variables(shapes, bits=4) == expected
+
+
 def test_donate(x):
     variables = nn.meta.unbox(Mlp().init(jax.random.key(0), x))
     kernels = [variables["params"][name]["kernel"] for name in ("down", "up")]

@@ -88,6 +88,10 @@ class QuantDense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         w = _layer.weight(kernel, bits=self.bits, group_size=self.group_size, k=k)
+        if w.shape[-2] != self.features:
+            raise ValueError(
+                f"QuantDense: kernel must have {self.features} features; got variables of {w.shape[-2]}"
+            )
         x, out_dtype = _layer.promoted(inputs, w, bias, dtype=self.dtype)
         return gemv(x, w, bias=bias, out_dtype=out_dtype, implementation=self.implementation)
 

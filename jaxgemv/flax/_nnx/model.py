@@ -35,11 +35,15 @@ _KINDS = {
 }
 
 
+_WRAPPERS = nnx.WeightNorm, nnx.SpectralNorm
+
+
 class _Leaf(NamedTuple):
     owner: Any  # the module
     attribute: str
     variable: Any  # an nnx.Variable, or an array
     array: Any
+    wrapper: str | None  # a module around its own that changes kernels in each call
 
 
 def quantize_model(
@@ -87,7 +91,7 @@ def quantize_model(
         return (None, refusal) if refusal else choice(_OP, name, array, predicate, _default(leaves[name]))
 
     def make(name: str, array, arguments: Mapping[str, Any]) -> QuantizedTensor:
-        owner, _, variable, _ = leaves[name]
+        owner, _, variable, *_ = leaves[name]
         arguments = quantize_arguments | dict(arguments)
         new = _KINDS[type(owner)].quant._of(owner, **arguments)
         # Layers that share a weight share its codes.
@@ -115,7 +119,9 @@ def _items(node) -> list[tuple[Any, Any]]:
     return [(name, value) for name, value in vars(node).items() if not name.startswith("_pytree__")]
 
 
-def _leaves(node, given, path: str, seen: set[int]) -> Iterator[tuple[str, _Leaf]]:
+def _leaves(
+    node, given, path: str, seen: set[int], wrapper: str | None = None
+) -> Iterator[tuple[str, _Leaf]]:
     """Each variable and array of each module, by its path: a module in several places comes once.
 
     In the order of `given`, of which `node` is a clone, whose attributes are sorted.
@@ -123,6 +129,7 @@ def _leaves(node, given, path: str, seen: set[int]) -> Iterator[tuple[str, _Leaf
     if id(node) in seen:
         return
     seen.add(id(node))
+    wrapper = type(node).__name__ if isinstance(node, _WRAPPERS) else wrapper
     values = dict(_items(node))
     for key, its in _items(given):
         found = jax.tree_util.tree_flatten_with_path(values[key], is_leaf=_is_node)[0]
@@ -132,11 +139,11 @@ def _leaves(node, given, path: str, seen: set[int]) -> Iterator[tuple[str, _Leaf
             )
             if isinstance(child, nnx.Variable):
                 arrays = jax.tree.leaves(child)
-                yield name, _Leaf(node, str(key), child, arrays[0] if len(arrays) == 1 else arrays)
+                yield name, _Leaf(node, str(key), child, arrays[0] if len(arrays) == 1 else arrays, wrapper)
             elif isinstance(child, nnx.Pytree):
-                yield from _leaves(child, its_child, name, seen)
+                yield from _leaves(child, its_child, name, seen, wrapper)
             elif isinstance(child, Array | np.ndarray):
-                yield name, _Leaf(node, str(key), child, child)
+                yield name, _Leaf(node, str(key), child, child, wrapper)
 
 
 def _refusal(leaf: _Leaf) -> str | None:
@@ -149,6 +156,8 @@ def _refusal(leaf: _Leaf) -> str | None:
         return f"is in {owner}, not {', '.join(kind.__name__ for kind in _KINDS)}"
     if leaf.attribute != kind.weight:
         return f"is the {leaf.attribute} of {owner}"
+    if leaf.wrapper is not None:
+        return f"is in {leaf.wrapper}, which changes it in each call"
     try:
         sizes = kind.layout(leaf.owner).sizes
     except (ValueError, NotImplementedError) as error:
