@@ -356,14 +356,17 @@ def test_errors(model):
         jnp.ones((2, D)) @ quantize_model(nnx.Linear(D, F, rngs=nnx.Rngs(0))).kernel
 
 
-@pytest.mark.parametrize("wrapper", [nnx.WeightNorm, nnx.SpectralNorm])
-def test_normalised_kernels_stay(wrapper):
+@pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
+def test_normalised_kernels_stay(name):
     """What wraps a layer changes its kernel in each call, which codes cannot do."""
+    wrapper = getattr(nnx, name, None)
+    if wrapper is None:
+        pytest.skip(f"this Flax has no {name}")
     layer = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
     records = []
     new = quantize_model(wrapper(layer, rngs=nnx.Rngs(1)), report=records.append)
     (why,) = (r.why for r in records if r.path.endswith("kernel") and r.before == 64 * 32 * 4)
-    assert why == f"is in {wrapper.__name__}, which changes it in each call"
+    assert why == f"is in {name}, which changes it in each call"
     assert any(isinstance(node, nnx.Linear) for _, node in nnx.iter_graph(new))
 
 

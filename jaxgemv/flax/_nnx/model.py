@@ -35,7 +35,8 @@ _KINDS = {
 }
 
 
-_WRAPPERS = nnx.WeightNorm, nnx.SpectralNorm
+# What older releases of Flax have of these.
+_WRAPPERS = tuple(getattr(nnx, name) for name in ("WeightNorm", "SpectralNorm") if hasattr(nnx, name))
 
 
 class _Leaf(NamedTuple):
