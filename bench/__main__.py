@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
 from bench import (
     environment,
@@ -75,7 +74,7 @@ def main() -> None:
     if not cells:
         raise SystemExit("bench: nothing to measure; see SYSTEMS in bench/systems.py")
 
-    console = _console()
+    console = report.console()
     env = environment.environment(device, args.commit)
     rows: list[report.Row] = []
     with report.progress() as progress:
@@ -108,10 +107,6 @@ def main() -> None:
         console.print(f"saved to {path}; {_plot(path)}", markup=False)
 
 
-def _console() -> Console:
-    return Console(width=None if Console().is_terminal else 180)
-
-
 def _grid(device, args) -> None:
     chosen = {
         name: [value for value in grid_cells.DIMENSIONS[name] if _chosen(wanted, value)]
@@ -125,7 +120,7 @@ def _grid(device, args) -> None:
         rows, method = grid.run(device, cells, progress, task)
         progress.update(task, description="done")
     method |= {"seed": args.seed, "cells": len(cells), "summary": grid_report.summary(rows)}
-    console = _console()
+    console = report.console()
     for table in (grid_report.losing_table(rows, env["device"]), grid_report.problem_table(rows)):
         if table.row_count:
             console.print(table)

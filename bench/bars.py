@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 from bench import arguments, environment, grid, report
@@ -136,7 +135,7 @@ def main() -> None:
         out.add_column(name, no_wrap=True)
     for result in results:
         out.add_row(*texts(result))
-    Console(width=None if Console().is_terminal else 180).print(out)
+    report.console().print(out)
     if args.out:
         report.save(args.out, environment.environment(device, args.commit, "bench.bars"), method, results)
 

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 from bench import arguments, chain, environment, host_systems, native, report
@@ -171,7 +170,7 @@ def main() -> None:
     parser.add_argument("--isa", help="on the CPU, avx2, say, instead of the best of the processor")
     parser.add_argument("--of", type=Path, metavar="FILE", help="times that were measured before")
     args = arguments.parse(parser)
-    console = Console(width=None if Console().is_terminal else 180)
+    console = report.console()
     if args.of:
         saved = json.loads(args.of.read_text())
         choices = [Choice(**row) for row in saved["rows"]]

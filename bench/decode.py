@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
 from bench import arguments, decode_peers, decode_plot, environment, floor, host_systems, native, report
 from bench import decode_report as reports
@@ -55,7 +54,7 @@ def main() -> None:
     plan = step.Plan(args.tokens, args.rounds, args.steps_per_call, traced=8)
     env = environment.environment(devices[0], args.commit, "bench.decode")
 
-    console = Console(width=None if Console().is_terminal else 180)
+    console = report.console()
     rows: list[reports.Row] = []
     path = None
     with report.progress() as progress:

@@ -105,6 +105,11 @@ def notes(rows: list[Row], how: str, empty_us: float | None) -> list[str]:
     return lines
 
 
+def console() -> Console:
+    """As wide as the tables are where nobody looks on."""
+    return Console(width=None if Console().is_terminal else 180)
+
+
 def progress() -> Progress:
     """On stderr, so that the table alone can be piped."""
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")

@@ -16,7 +16,7 @@ FLOAT8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)  # of weights
 
 def as_array(op: str, name: str, a) -> Array:
     """What has a shape and a dtype as it is (numpy, tracers, ShapeDtypeStructs), the rest through jnp.asarray."""
-    if all(hasattr(a, name) for name in ("dtype", "shape", "ndim")) and not hasattr(a, "packed"):
+    if all(hasattr(a, of) for of in ("dtype", "shape", "ndim")) and not hasattr(a, "packed"):
         return a  # and no QuantizedTensor, nor the w.T of one
     try:
         if a is not None:

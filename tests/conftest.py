@@ -68,6 +68,22 @@ def isa(request):
 
 
 @pytest.fixture
+def run_small(monkeypatch, capsys, on_cpu):
+    """Runs a module of the benchmark, with so little to measure that it takes no time; what it prints."""
+    from bench import chain
+
+    plan = chain.Plan(bytes=1e6, flops=1e6, calls=2, flush=1e5, warm_up=1, repeats=2, enough_us=1e6)
+    monkeypatch.setitem(chain.PLANS, "cpu", plan)
+
+    def run(module, *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", [module.__name__, *options])
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
 def rng():
     return np.random.default_rng(20251)
 

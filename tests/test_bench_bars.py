@@ -1,28 +1,20 @@
 """`python -m bench.bars`: every bar is of a product that can be made, and a run says of each whether it is met."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
 pytest.importorskip("rich")
 pytest.importorskip("bench", reason="the sources are not beside the tests")
 
-from bench import bars, chain, native
+from bench import bars, native
 from bench.grid_cells import DIMENSIONS, shape_only, weight
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, on_cpu):
-    plan = chain.Plan(bytes=1e6, flops=1e6, calls=2, flush=1e5, warm_up=1, repeats=2, enough_us=1e6)
-    monkeypatch.setitem(chain.PLANS, "cpu", plan)
-
-    def run(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["bench.bars", *options])
-        bars.main()
-        return capsys.readouterr().out
-
-    return run
+def run(run_small):
+    return partial(run_small, bars)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])

@@ -2,7 +2,7 @@
 
 import json
 import math
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,23 +10,15 @@ import pytest
 pytest.importorskip("rich")
 pytest.importorskip("bench", reason="the sources are not beside the tests")
 
-from bench import chain, choices, native
+from bench import choices, native
 from bench.choices import Choice
 
 RESULTS = Path(choices.__file__).parent / "results"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, on_cpu):
-    plan = chain.Plan(bytes=1e6, flops=1e6, calls=2, flush=1e5, warm_up=1, repeats=2, enough_us=1e6)
-    monkeypatch.setitem(chain.PLANS, "cpu", plan)
-
-    def run(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["bench.choices", *options])
-        choices.main()
-        return capsys.readouterr().out
-
-    return run
+def run(run_small):
+    return partial(run_small, choices)
 
 
 @pytest.fixture

@@ -30,19 +30,17 @@ from jaxgemv.formats._safetensors import quantization_of, read_files, read_json
 # Each has MARKERS, how a tensor's name may end that shows a layer of its own; WEIGHT, how the weight's name ends
 # instead; PARTS, how all names of a layer may end; owns(layer), whether it is really its own; and entry(layer).
 FAMILIES = (
-    *(
-        gptq,
-        awq,
-        bitsandbytes,
-        bitsandbytes_int8,
-        compressed_tensors,
-        modelopt,
-        fp8,
-        mlx,
-        hqq,
-        gpt_oss,
-        torchao,
-    ),
+    gptq,
+    awq,
+    bitsandbytes,
+    bitsandbytes_int8,
+    compressed_tensors,
+    modelopt,
+    fp8,
+    mlx,
+    hqq,
+    gpt_oss,
+    torchao,
     _other,
 )
 _SCALE_OF_X = ".pre_quant_scale"  # of ModelOpt, beside weights of any format

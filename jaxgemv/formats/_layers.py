@@ -98,7 +98,9 @@ class Layer:
         return None
 
     def group_of(self, suffix: str, k: int, groups: int, stated: int | None) -> tuple[int, int | None]:
-        """The group size, and what QuantizedTensor's group_size has to be. Without a statement groups divide K."""
+        """The group size, and what QuantizedTensor's group_size has to be. Without a statement groups divide K;
+        0 and -1 state all of it."""
+        stated = k if stated in (-1, 0) else stated
         if stated is not None and groups == -(-k // stated):
             stated = min(stated, k)
             return stated, stated if k % stated else None

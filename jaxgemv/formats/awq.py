@@ -46,7 +46,7 @@ def _gemm(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
     groups = scales.shape[0]
     layer.need(".scales", FLOATS, (groups, n))
     stated = layer.setting("group_size", "q_group_size", least=-1)
-    _, group_size = layer.group_of(".scales", k, groups, k if stated in (-1, 0) else stated)
+    _, group_size = layer.group_of(".scales", k, groups, stated)
     qzeros = None if layer.get(".qzeros") is None else layer.need(".qzeros", WORDS, (groups, n // 8))
 
     def columns(a: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ def entry(layer: Layer) -> Entry:
     bits = _bits(layer, rows, n, groups)
     k = rows * 32 // bits
     stated = layer.setting("group_size", least=-1)
-    group, group_size = layer.group_of(".scales", k, groups, k if stated in (-1, 0) else stated)
+    group, group_size = layer.group_of(".scales", k, groups, stated)
     g_idx = None if layer.get(".g_idx") is None else layer.need(".g_idx", WORDS, (k,)).view(np.int32)
 
     format = f"gptq int{bits}"
