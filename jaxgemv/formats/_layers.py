@@ -80,6 +80,16 @@ class Layer:
             raise self.error(suffix, "of one element at least", a.shape)
         return a
 
+    def need_if(self, stated: bool, suffix: str, why: str) -> None:
+        """Raises if the config states that there is such a tensor, and there is none."""
+        if stated and self.get(suffix) is None:
+            raise self.error(suffix, f"there, since the config has {why}", "no such tensor")
+
+    def is_by(self, *methods: str) -> bool:
+        """Whether the config names one of these methods, or none."""
+        method = str(self.quantization.get("quant_method") or "").lower()
+        return not method or any(name in method for name in methods)
+
     def one_each(self, suffix: str, lead: tuple[int, ...]) -> np.ndarray:
         """A float for each entry of a stack."""
         a = self.need(suffix, FLOATS)

@@ -6,6 +6,7 @@ is compared with the file before anything is made of it.
 
 import json
 import mmap
+import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -67,7 +68,13 @@ def read_file(path: Path) -> File:
     if not isinstance(metadata, dict):
         raise error(path, "__metadata__", "an object", type(metadata).__name__)
     data = everything[8 + length :]
-    return File({name: _view(path, name, info, data) for name, info in header.items()}, metadata)
+    tensors = {name: _view(path, name, info, data) for name, info in header.items()}
+    end = 0
+    for first, last, name in sorted((*info["data_offsets"], name) for name, info in header.items()):
+        if first < end:
+            raise error(path, f"data_offsets of tensor {name}", f"{end} or more", first)
+        end = last
+    return File(tensors, metadata)
 
 
 def _view(path: Path, name: str, info: Any, data: np.ndarray) -> np.ndarray:
@@ -120,11 +127,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return _json_object(path, "the file", path.read_bytes()) if path.is_file() else {}
 
 
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.safetensors")
+
+
+def _need_parts(path: Path, name: str, count: int, digits: int) -> None:
+    for i in range(1, count + 1):
+        part = path / f"{name}-{i:0{digits}}-of-{count:0{digits}}.safetensors"
+        if not part.is_file():
+            raise FileNotFoundError(
+                f"formats.open: {path} must have all {count} parts of {name}; there is no {part.name}"
+            )
+
+
 def files_of(path: Path) -> dict[Path, set[str]]:
     """Those that hold the tensors of a folder, and names that each must have: what its index says, or all files."""
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if not indexes:
-        return {file: set() for file in sorted(path.glob("*.safetensors"))}
+        files = [file for file in sorted(path.glob("*.safetensors")) if file.is_file()]
+        for file in files:
+            if part := _PART.fullmatch(file.name):
+                _need_parts(path, part[1], int(part[2]), len(part[2]))
+        return {file: set() for file in files}
     index = path / "model.safetensors.index.json"
     index = index if index in indexes else indexes[0]
     weights = read_json(index).get("weight_map")

@@ -30,6 +30,8 @@ def owns(layer: Layer) -> bool:
 def entry(layer: Layer) -> Entry:
     bits = layer.setting("bits", "w_bit") or 4
     qweight = layer.need(".qweight", (*WORDS, *_INT16), (None, None))
+    if not layer.is_by("awq", "auto-round"):
+        return layer.refused(PARTS, qweight.shape, "awq", "of a method that is not known here")
     if bits != 4:
         return layer.refused(PARTS, qweight.shape, f"awq int{bits}", "of which only 4 bits are known here")
     scales = layer.need(".scales", FLOATS, (None, None))
@@ -47,6 +49,7 @@ def _gemm(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
     layer.need(".scales", FLOATS, (groups, n))
     stated = layer.setting("group_size", "q_group_size", least=-1)
     _, group_size = layer.group_of(".scales", k, groups, stated)
+    layer.need_if(layer.quantization.get("zero_point") is True, ".qzeros", "zero_point: true")
     qzeros = None if layer.get(".qzeros") is None else layer.need(".qzeros", WORDS, (groups, n // 8))
 
     def columns(a: np.ndarray) -> np.ndarray:
@@ -72,8 +75,8 @@ def _gemv(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
     groups, group_size = _groups(layer, k, scales.shape[1])
     layer.need(".scales", FLOATS, (n, None))
     qzeros = layer.need(".qzeros", WORDS, (n, None))
-    if qzeros.shape[1] * 8 < groups:
-        raise layer.error(".qzeros", f"of at least {groups} codes a row", qzeros.shape)
+    if qzeros.shape[1] * 8 != scales.shape[1]:
+        raise layer.error(".qzeros", f"of {scales.shape[1]} codes a row, as .scales", qzeros.shape)
 
     def load() -> QuantizedTensor:
         return quantized_tensor(
@@ -121,6 +124,9 @@ def _groups(layer: Layer, k: int, room: int) -> tuple[int, int | None]:
         raise layer.error(".scales", "described with group_size in the config", "none")
     group = k if stated < 1 else min(stated, k)
     groups = -(-k // group)
-    if groups > room:
-        raise layer.error(".scales", f"of at least {groups} groups of {group}", room)
+    # Whole words of zeros, and of small groups twice or four times as many.
+    words_of = -(-groups // 8)
+    least = max(128 // group, 1)
+    if room not in (groups, words_of * 8, -(-words_of // least) * least * 8):
+        raise layer.error(".scales", f"of {groups} groups of {group}, padded", room)
     return groups, group if k % group else None

@@ -54,12 +54,17 @@ def owns(layer: Layer) -> bool:
 
 
 def entry(layer: Layer) -> Entry:
+    if _turns_x(layer):
+        shape = layer.need(".weight" if layer.get(".weight_packed") is None else ".weight_packed").shape
+        return layer.refused(
+            PARTS, shape, f"compressed-tensors {_format(layer)}", "with a transform of x or y"
+        )
     if layer.get(".weight_packed") is None:
         return _int_quantized(layer)
     packed = layer.need(".weight_packed")
     if layer.get(".weight") is not None:
         raise layer.error(".weight", "there once", "a quantised one too")
-    if packed.dtype == UINT8 and packed.ndim >= 2:
+    if packed.dtype == UINT8 and packed.ndim >= 2 and "fp6" not in _format(layer):
         return _fp4(layer, packed)
     if packed.dtype not in WORDS or packed.ndim < 2 or layer.get(".weight_shape") is None:
         why = f"which packs {packed.dtype} {packed.shape} for one kernel"
@@ -88,9 +93,11 @@ def _bits(layer: Layer, codes: int, width: int) -> tuple[int, bool]:
         for g in layer.weight_schemes
         if type(g.get("num_bits")) is int and 1 <= g["num_bits"] <= 8
     ]
-    for bits in stated or range(1, 9):
-        if -(-codes * bits // 32) == width:
-            return bits, False
+    found = [bits for bits in stated or range(1, 9) if -(-codes * bits // 32) == width]
+    if len(found) > 1 and not stated:
+        raise layer.error(".weight_packed", "described with num_bits in the config", f"{found} that fit")
+    if found:
+        return found[0], False
     for bits in stated:
         if -(-codes // (32 // bits)) == width:
             return bits, True
@@ -125,6 +132,7 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
     ]
     fits = next((g for g in stated if -(-k // g) == groups), None)
     group, group_size = layer.group_of(".weight_scale", k, groups, fits)
+    _need_stated(layer)
     zero = layer.get(".weight_zero_point")
     if zero is not None and zero.dtype == INT8:
         return layer.refused(
@@ -172,9 +180,36 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
     return layer.entry(PARTS[1:], (*lead, n, k), format, load)
 
 
+def _need_stated(layer: Layer) -> None:
+    """What all schemes of the config say that a layer has: which of them is this one's is not looked up."""
+
+    def says(key: str, *values) -> bool:
+        schemes = layer.weight_schemes
+        return bool(schemes) and all(scheme.get(key) in values for scheme in schemes)
+
+    layer.need_if(says("symmetric", False), ".weight_zero_point", "symmetric: false")
+    layer.need_if(says("actorder", "group", "dynamic"), ".weight_g_idx", "actorder: group")
+
+
+def _turns_x(layer: Layer) -> bool:
+    """Whether the config has transforms of a layer's x or y, beside those that its weight has had already."""
+    text = layer.quantization.get("transform_config")
+    groups = text.get("config_groups") if isinstance(text, dict) else None
+    steps = [
+        step
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict)
+        for step in group.get("apply") or ()
+    ]
+    return any(isinstance(step, dict) and step.get("location") in ("input", "output") for step in steps)
+
+
 def _int_quantized(layer: Layer) -> Entry:
     weight = layer.need(".weight")
+    if weight.ndim < 2:
+        raise layer.error(".weight", "of two dimensions at least", weight.shape)
     *lead, n, k = weight.shape
+    _need_stated(layer)
     scale = layer.need(".weight_scale", FLOATS)
     by_row, group_size = block_scale(layer, ".weight_scale", scale, weight.shape)
     zero = layer.get(".weight_zero_point")

@@ -31,6 +31,8 @@ def entry(layer: Layer) -> Entry:
         raise layer.error("_scale", "the only one", "one that is called _scale_inv too")
     scale = layer.need(suffix, (*FLOATS, E8M0, UINT8))
     scale = scale.view(E8M0) if scale.dtype == UINT8 else scale
+    if scale.ndim == weight.ndim + 2 and scale.shape[-3] == scale.shape[-1] == 1:  # ModelOpt's, of blocks
+        scale = scale[..., 0, :, 0]
     by_row, group_size = block_scale(layer, suffix, scale, weight.shape)
 
     def load() -> QuantizedTensor:
@@ -46,15 +48,19 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
     for form in ((*lead,), (*lead, 1), (*lead, 1, 1)):
         if scale.shape == form:
             return lambda: scale.reshape(lead), None
+    if scale.size == 1 and scale.ndim < 2:  # one for all of a stack
+        return lambda: np.broadcast_to(scale.reshape(()), lead), None
     if scale.shape == (*lead, n):
         return lambda: scale, None
     if scale.ndim != len(shape) or scale.shape[:-2] != (*lead,):
         raise layer.error(suffix, f"one for the tensor, rows or blocks of {shape}", scale.shape)
     rows, groups = scale.shape[-2:]
     stated = _blocks(layer, suffix)
-    # Without a statement, 128 x 128 or what divides the weight. Rows may have groups, whatever blocks others have.
-    blocks = stated or [(128, 128), *[(n // rows, k // groups)] * (n % rows == 0 and k % groups == 0)]
-    blocks = [*blocks, *[(1, k // groups)] * (rows == n and k % groups == 0)]
+    # Without a statement groups of rows divide K if they can, and blocks are 128 x 128 or what divides the weight. Rows
+    # may have groups, whatever blocks others have.
+    of_rows = [(1, k // groups)] * (rows == n and k % groups == 0)
+    equal = [(n // rows, k // groups)] * (n % rows == 0 and k % groups == 0)
+    blocks = [*stated, *of_rows] if stated else [*of_rows, (128, 128), *equal]
     for height, width in blocks:
         high = next((b for b in (1, height, n) if -(-n // b) == rows), None)
         wide = next((b for b in (width, k) if -(-k // b) == groups), None)

@@ -70,6 +70,8 @@ def _read_file(path: Path, options: Options) -> tuple[dict[str, Any], dict[str, 
     metadata = {"version": version}
     for _ in range(keys):
         key = reader.string("a key")
+        if key in metadata:
+            raise reader.error(f"key {key}", "there once", "two")
         metadata[key] = reader.value(f"key {key}")
     infos = [reader.info() for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)

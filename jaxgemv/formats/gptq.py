@@ -35,6 +35,14 @@ def _is_auto_round(layer: Layer) -> bool:
     return str(layer.quantization.get("quant_method")).endswith("auto-round")
 
 
+def _symmetric_here(layer: Layer) -> bool:
+    """Of AutoRound, which may say it of one module."""
+    modules = layer.quantization["extra_config"]
+    module = modules.get(layer.prefix) if isinstance(modules, dict) else None
+    here = module if isinstance(module, dict) else {}
+    return here.get("sym", layer.quantization.get("sym")) is True
+
+
 def entry(layer: Layer) -> Entry:
     form = layer.quantization.get("checkpoint_format", layer.quantization.get("format")) or "gptq"
     qweight = layer.need(".qweight")
@@ -43,6 +51,10 @@ def entry(layer: Layer) -> Entry:
         return layer.refused(PARTS, qweight.shape[::-1], "gptq", why)
     packing = str(layer.quantization.get("packing_format", layer.quantization.get("backend", "")))
     symmetric = layer.quantization.get("sym") is True
+    if not layer.is_by("gptq", "auto-round"):
+        return layer.refused(PARTS, qweight.shape[::-1], "gptq", "of a method that is not known here")
+    if "extra_config" in layer.quantization and symmetric != _symmetric_here(layer):
+        return layer.refused(PARTS, qweight.shape[::-1], "gptq", "symmetric unlike the others of its file")
     if _is_auto_round(layer) and "auto_gptq" not in packing and not symmetric:
         why = f"in a packing format whose zeros are not known here ({packing!r})"
         return layer.refused(PARTS, qweight.shape[::-1], "gptq", why)
@@ -52,10 +64,14 @@ def entry(layer: Layer) -> Entry:
     rows, n = qweight.shape
     groups = scales.shape[0]
     bits = _bits(layer, rows, n, groups)
+    if bits not in _BITS:
+        return layer.refused(PARTS, qweight.shape[::-1], f"gptq int{bits}", "of which there is no form here")
     k = rows * 32 // bits
     stated = layer.setting("group_size", least=-1)
     group, group_size = layer.group_of(".scales", k, groups, stated)
     g_idx = None if layer.get(".g_idx") is None else layer.need(".g_idx", WORDS, (k,)).view(np.int32)
+    layer.need_if(layer.quantization.get("sym") is False, ".qzeros", "sym: false")
+    layer.need_if(layer.quantization.get("desc_act") is True and groups > 1, ".g_idx", "desc_act: true")
 
     format = f"gptq int{bits}"
 
@@ -104,8 +120,12 @@ def _bits(layer: Layer, rows: int, n: int, groups: int) -> int:
     if g_idx is not None and g_idx.size:
         bits = rows * 32 // g_idx.size
     elif layer.get(".qzeros") is not None:
-        bits = layer.need(".qzeros", WORDS, (groups, None)).shape[1] * 32 // n
-    if bits not in _BITS or rows * 32 % bits:
+        stated, bits = bits, layer.need(".qzeros", WORDS, (groups, None)).shape[1] * 32 // n
+        may_differ = layer.quantization.get("dynamic") or layer.quantization.get("extra_config")
+        if stated not in (None, bits) and not may_differ:
+            raise layer.error(".qzeros", f"of {stated} bits, as the config has it", bits)
+    known = range(2, 9) if _is_auto_round(layer) else _BITS
+    if bits not in known or rows * 32 % bits:
         raise layer.error(".qweight", f"of 2, 3, 4 or 8 bits, in whole words for {rows} rows of them", bits)
     if layer.get(".qzeros") is not None:
         layer.need(".qzeros", WORDS, (groups, -(-n * bits // 32)))

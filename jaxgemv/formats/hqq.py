@@ -76,13 +76,16 @@ def entry(layer: Layer) -> Entry:
     stored = int(np.ceil(nbits)) if bits == 8 else bits
 
     def load() -> QuantizedTensor:
+        unpacked = codes().reshape(n, k)
+        # It is the packing that counts: nbits may say less than there is.
+        width_of_code = stored if unpacked.max() < 1 << stored else bits
         scales, zeros = (np.repeat(a.ravel(), width // group).reshape(n, k // group) for a in (scale, zero))
         return quantized_tensor(
-            packed=packed_words(codes().reshape(n, k), stored),
+            packed=packed_words(unpacked, width_of_code),
             scale=scales,
             zero=zeros,
-            bits=stored,
-            k=ragged(k, stored),
+            bits=width_of_code,
+            k=ragged(k, width_of_code),
         )
 
     return layer.entry(PARTS, shape, format, load)

@@ -37,13 +37,23 @@ def read(path: Path, options: Options) -> Checkpoint:
     except DecodeError as error:
         raise ValueError(f"formats.open: {path}: the file must be an ONNX model; got {error}") from None
     arrays = _Arrays(path, {t.name: t for t in model.graph.initializer})
-    entries, parts = {}, set()
+    if not model.ir_version or not (model.graph.node or arrays.tensors):
+        raise arrays.error("the file", "an ONNX model with a graph", "none")
+    entries: dict[str, Entry] = {}
+    of: dict[str, tuple[str, ...]] = {}  # the inputs that a quantised weight is made of
     for node in model.graph.node:
         if node.op_type == "MatMulNBits" and len(node.input) > 1 and node.input[1] in arrays.tensors:
             name = _QUANTIZED_NAME.sub("", node.input[1]).replace(".qweight", ".weight")
+            inputs = tuple(node.input[1:5])
+            if of.setdefault(name, inputs) != inputs:
+                raise arrays.error(f"tensor {name}", "there once", f"{of[name]} and {inputs}")
             entries[name] = _entry(arrays, name, node, options)
-            parts |= set(node.input[1:5])
-    for name in arrays.tensors.keys() - parts:
+    parts = {part for inputs in of.values() for part in inputs}
+    for name in arrays.tensors:
+        if name in parts:
+            continue
+        if name in entries:
+            raise arrays.error(f"tensor {name}", "there once", "a quantised one too")
         entries[name] = arrays.entry(name)
     metadata = {"ir_version": model.ir_version, "producer_name": model.producer_name}
     return Checkpoint(entries, {}, metadata | {p.key: p.value for p in model.metadata_props})
@@ -136,7 +146,7 @@ def _entry(arrays: _Arrays, name: str, node, options: Options) -> Entry:
         packed = array(1, (UINT8,), n * width)
         zero = None
         if inputs[3]:
-            by_bytes = arrays.kind(inputs[3])[1] == UINT8
+            by_bytes = inputs[3] in arrays.tensors and arrays.kind(inputs[3])[1] == UINT8
             size = -(-groups * bits // 8) if by_bytes else groups
             zero = array(3, (UINT8,) if by_bytes else FLOATS, n * size)
             zero = unpacked(zero, bits, groups) if by_bytes else zero
