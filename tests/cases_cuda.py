@@ -136,6 +136,14 @@ def wgmma_tma(bits: int) -> list[Case]:
         Case(2, 40, 4224, 32, "zero", scale="bfloat16"),
         Case(14, 70, 4224, "row", "zero"),
         Case(3, 40, 16512, 128, "zero"),
+        # Three groups of warps have rows, in the last CTA fewer; results in fours and one by one, of more rows too.
+        Case(16, 196, 128, "row", "offset", bias=True),
+        Case(20, 700, 256, 128, "zero", scale="bfloat16"),
+        Case(64, 451, 128, 32, "fraction", bias=True),
+        Case(40, 17032, 128, 64, "zero"),
+        # Groups of warps that share K take boxes by fours.
+        Case(40, 70, 8192, 128, "offset", scale="float32"),
+        Case(64, 300, 16384, 128, "zero", bias=True),
     ]
     return [case._replace(k=-(-case.k // least) * least) for case in cases]
 

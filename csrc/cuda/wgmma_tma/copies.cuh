@@ -7,11 +7,14 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// What all lanes of a warp have alike: kept, and known to be alike, as some instructions want it.
+__device__ __forceinline__ uint32_t uniform(uint32_t v) { return __shfl_sync(~0u, v, 0); }
+
 // Barriers in shared memory, of the stages of x and of the slots of all groups: when one is full, when it is empty.
 template <typename S>
 struct Barriers {
   static constexpr int kX = S::kXStages, kSlots = S::kGroups * S::kSlots,
-                       kCount = 2 * (kX + kSlots) + 2;
+                       kCount = 2 * (kX + kSlots) + 3;
   uint32_t first;
 
   __device__ __forceinline__ uint32_t x_full(int stage) const { return first + 8 * stage; }
@@ -24,6 +27,8 @@ struct Barriers {
     return first + 8 * 2 * (kX + kSlots);
   }
   __device__ __forceinline__ uint32_t sent() const { return rows_full() + 8; }  // as gather has it
+  // Nobody waits for it.
+  __device__ __forceinline__ uint32_t spare() const { return rows_full() + 16; }
   // By a thread each: lanes of a warp would take turns. What the one that asks for weights uses it makes itself.
   __device__ __forceinline__ void init_of_weights() const {
     for (int i = 0; i < kSlots; ++i) init_barrier(full(i), 1), init_barrier(empty(i), 4);
@@ -33,33 +38,63 @@ struct Barriers {
   // warps: that use a stage of x.
   __device__ __forceinline__ void init_of_x(int warps) const {
     for (int i = 0; i < kX; ++i) init_barrier(x_full(i), 1), init_barrier(x_empty(i), warps);
-    init_barrier(sent(), 1);
+    init_barrier(sent(), 1), init_barrier(spare(), 1);
     fence_barrier_init();
   }
 };
+
+// Which units of K the groups of warps that share it take, of those of a CTA: in turns, one after another, or by fours
+// (kMostTurn), so that each brings only scales that it needs.
+template <typename S>
+struct Turns {
+  static constexpr int kFour = S::kMostTurn;
+  int deep, log_deep, each;
+
+  __device__ __forceinline__ Turns(const Params& params, bool by_fours)
+      : deep(params.deep), log_deep(params.log_deep()), each(by_fours ? kFour : 1) {}
+
+  __device__ __forceinline__ int first(int share) const { return share * each; }
+  __device__ __forceinline__ int behind(int unit) const {
+    if (kFour == 1) return unit + deep;
+    const bool ends = (unit & (kFour - 1)) == kFour - 1;
+    return unit + (each == 1 ? deep : ends ? (deep - 1) * kFour + 1 : 1);
+  }
+  // The i-th, of group i % deep of these.
+  __device__ __forceinline__ int at(int i) const {
+    if (kFour == 1 || each == 1) return i;
+    const int turn = i >> log_deep;
+    return ((turn & ~(kFour - 1)) << log_deep) + first(i & (deep - 1)) + (turn & (kFour - 1));
+  }
+};
+
+// Whether a group of four warps has rows of the weights: the last of four may have none.
+__device__ __forceinline__ bool has_rows(const Params& params, int group) {
+  return (group >> params.log_deep()) * 4 < params.across;
+}
 
 // The boxes of all groups, by one thread, which has to be quick: they use one up each 300 ns. The second ones wait for
 // the first of x; by a barrier of one phase, since a stage of x does not wait for this thread, which may sleep through two.
 template <typename S>
 __device__ __forceinline__ void copy_weights(const Params& params, const Share& own, int tile,
                                              int units, const CUtensorMap& weights, int box_rows,
-                                             uint32_t to, const Barriers<S>& barriers) {
+                                             Turns<S> turns, uint32_t to,
+                                             const Barriers<S>& barriers) {
   const int entry = params.packed_stack_stride == 0 ? 0 : own.s;  // one matrix may serve all
   const int deep = params.deep, log_deep = params.log_deep();
   int row[S::kGroups];
 #pragma unroll
   for (int group = 0; group < S::kGroups; ++group)
     row[group] = (tile * params.across + (group >> log_deep) * 4) << params.log_rows;
-  int slot = 0, parity = 1;
-  for (int i = 0; i < units; i += deep) {
+  int slot = 0, parity = 1, next = own.first_unit;
+  for (int i = 0; i < units; i += deep, next = turns.behind(next)) {
     if (i == deep) wait(barriers.rows_full(), 0);
 #pragma unroll
     for (int group = 0; group < S::kGroups; ++group) {
-      const int unit = i + (group & deep - 1), at = group * S::kSlots + slot;
-      if (unit >= units) continue;
+      const int share = group & deep - 1, at = group * S::kSlots + slot;
+      if (i + share >= units || !has_rows(params, group)) continue;
       wait(barriers.empty(at), parity);
       arrive_and_expect(barriers.full(at), S::kBoxBytes);
-      const int k = (own.first_unit + unit) * S::kRowBytes;
+      const int k = (next + turns.first(share)) * S::kRowBytes;
       const uint32_t box = to + at * S::kBoxBytes;
       copy_box(box, weights, k, row[group], entry, barriers.full(at));
       if (box_rows < S::kBoxRows)  // of a gated activation
@@ -72,13 +107,15 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
 
 // The records of x, and what is known of its rows, by one thread.
 template <typename S>
-__device__ __forceinline__ void copy_x(const Image& image, int first, int quads, uint32_t to,
-                                       uint32_t rows, const Barriers<S>& barriers) {
-  for (int i = 0; i < quads; ++i) {
+__device__ __forceinline__ void copy_x(const Image& image, int first_unit, int units,
+                                       Turns<S> turns, uint32_t to, uint32_t rows,
+                                       const Barriers<S>& barriers) {
+  for (int i = 0; i < units * S::kQuads; ++i) {
     const int stage = i % S::kXStages;
     if (i >= S::kXStages) wait(barriers.x_empty(stage), i / S::kXStages % 2 ^ 1);
     arrive_and_expect(barriers.x_full(stage), S::kRecordBytes);
-    copy_bulk(to + stage * S::kRecordBytes, image.record(first + i), S::kRecordBytes,
+    const int quad = (first_unit + turns.at(i / S::kQuads)) * S::kQuads + i % S::kQuads;
+    copy_bulk(to + stage * S::kRecordBytes, image.record(quad), S::kRecordBytes,
               barriers.x_full(stage));
     if (i > 0) continue;
     arrive_and_expect(barriers.rows_full(), S::kColumns * sizeof(RowOfX));

@@ -27,10 +27,11 @@ __device__ __forceinline__ void gather(const Params& params, const Share& own, i
                                        RowsEach each, float* partial, const float* factors,
                                        uint32_t sent) {
   const int gated = is_gated(params.output.activation), thread = threadIdx.x,
-            log_fours = __popc(params.across * S::kRows / 4 - 1) - gated,  // a power of two
-      fours = 1 << log_fours, four = thread & (fours - 1);
-  const Fours<S, true> mine(params, own, tile, fours, four, thread >> log_fours,
-                            S::kConsumers >> log_fours);
+            fours = params.across * S::kRows / 4 >> gated, log_fours = 32 - __clz(fours - 1),
+            four = thread & (1 << log_fours) - 1;
+  const bool idle = four >= fours;  // of three groups of warps: these have no rows
+  const Fours<S, true> mine(params, own, idle ? params.tiles : tile, fours, four,
+                            thread >> log_fours, S::kConsumers >> log_fours);
   const bool alone = params.ranks == 1;
   const int begin = alone ? 0 : own.rank * each.rows,
             rows = alone ? own.M : min(max(own.M - begin, 0), each.rows);
@@ -44,7 +45,7 @@ __device__ __forceinline__ void gather(const Params& params, const Share& own, i
     wait_for_cluster();  // all have used what lay there
     const float* from = mine.at(partial, mine.first);
 #pragma unroll 1
-    for (int m = mine.first; m < own.M; m += mine.step, from += mine.next()) {
+    for (int m = idle ? own.M : mine.first; m < own.M; m += mine.step, from += mine.next()) {
       const int to = m * each.magic >> 16;
       if (to == own.rank) continue;
 #pragma unroll 1

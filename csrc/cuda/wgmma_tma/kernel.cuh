@@ -1,7 +1,8 @@
 // Many rows of x on Hopper, where rows of the weights are whole 16 bytes and groups 32 codes and more, or 16 with
 // scales of e4m3: wgmma with the weights from registers and the image of x from shared memory.
 //
-// A CTA has tiles of 64 rows of the weights, one for each of its groups of four warps, or some of them share K.
+// A CTA has tiles of 64 rows of the weights, one for each of its groups of four warps, or some of them share K, or the
+// last has none, where that gives more SMs work.
 // One thread asks for boxes of the weights by tensor copies, one for records of x; a barrier tells when each is
 // there, and when it has been used. Each warp brings the scales of its own rows.
 //
@@ -30,39 +31,42 @@ struct Place {
 template <typename S, int kParts>
 __device__ __forceinline__ void multiply(const Params& params, const Share& own, int units,
                                          const Place<S>& place, const Image& image, int box_rows,
-                                         bool ahead, Sums<S>& sums) {
+                                         bool by_fours, bool ahead, Sums<S>& sums) {
   if (place.share >= units) return;
   constexpr bool kPerRow = S::kEnds == 0;
   constexpr int kCount = S::kColumns / 2;
   constexpr bool kOverlaps = !kPerRow && S::kAccumulators > 1 && S::kPieces > 1;
   constexpr int kInner = S::kInner;
-  const auto& barriers = place.barriers;
+  const Barriers<S> barriers{
+      uniform(place.barriers.first)};  // else they are found anew for every box
+  const uint32_t x_operand = operand_of<S>(place.x);
   const int lane = threadIdx.x % 32;
+  const Turns<S> turns(params, by_fours);
+  int unit = own.first_unit + turns.first(place.share);
   auto scales = [&] {
     if constexpr (S::kScalesNumbers)
-      return OperandScales<S>(params, own, place.tile, own.first_unit + place.share);
+      return OperandScales<S>(params, own, place.tile, unit);
     else if constexpr (kPerRow)
       return NoScales{};
     else
-      return Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead,
-                       place.scales);
+      return Scales<S>(params, own.s, place.tile, unit, by_fours, ahead, place.scales);
   }();
-  scales.step(own.first_unit + place.share, true);
+  scales.step(unit, true);
   // Bytes to a lane's second row, which is 8 further on or its partner.
   const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * S::kRowBytes;
   float dot[kOverlaps ? 2 : 1][kCount];
   int slot = 0, parity = 0, stage = place.share * S::kQuads, x_parity = 0;
-  uint32_t last = 0;  // what tells that the quad before has been used
+  uint32_t last = barriers.spare();  // what tells that the quad before has been used
   uint32_t read = 0;  // what add_shifts says of a quad's last piece: loads of a warp come in turn
   const auto done = [&](uint32_t empty, uint32_t has_come = 0) {
     __syncwarp();
-    if (lane == 0 && empty != 0 && has_come != ~0u) arrive(empty);
+    if (lane == 0 && has_come != ~0u) arrive(empty);
   };
   // The barrier would not wait for ordinary loads, of sums of x (docs/cuda-notes.md), but this asks what they read.
   const auto done_with_x = [&](uint32_t empty) { done(empty, read); };
 #pragma unroll 1
   for (int i = place.share; i < units; i += params.deep) {
-    const int unit = own.first_unit + i, at = place.group * S::kSlots + slot;
+    const int at = place.group * S::kSlots + slot;
     Terms terms;
     wait(barriers.full(at), parity);
     // Of kInner pieces from `first` on, whose quads of x it waits for.
@@ -98,7 +102,8 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
         const bool ends_quad = of_quad == S::kQuadPieces - 1, ends_box = p == S::kPieces - 1;
         float (&now)[kCount] = dot[kOverlaps ? p % 2 : 0];
         float (&before)[kCount] = dot[kOverlaps ? (p + 1) % 2 : 0];
-        const uint32_t record = place.x + (stage + q) * S::kRecordBytes;
+        const uint32_t record = place.x + (stage + q) * S::kRecordBytes,
+                       operand = x_operand + (stage + q) * (S::kRecordBytes / 16);
         if (of_quad == 0) wait(barriers.x_full(stage + q), x_parity);
         const auto decode = [&](uint32_t low, uint32_t high, int row, int octet, int part,
                                 uint32_t (&a)[4]) {
@@ -109,7 +114,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
         };
         const auto begin = [&]<bool kBefore>(bool adds) {
           sums.template begin<kBefore, kParts>(now, adds, place.words + slot * S::kBoxBytes, second,
-                                               q, of_quad, record, decode, [&] {
+                                               q, of_quad, operand, decode, [&] {
                                                  if (kOverlaps) wgmma_done(before);
                                                  if (of_quad == 0) done_with_x(last);
                                                });
@@ -131,6 +136,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
           if constexpr (S::kSums > 0 && !S::kSplitsSums)
             read = sums.add_shifts(record, of_quad, terms);
           if (kOverlaps && !ends_box) continue;
+          if (ends_box && S::kMakesBeside) scales.step(turns.behind(unit), false);
           wgmma_wait<0>();
           wgmma_done(now);
           if (ends_quad) done_with_x(barriers.x_empty(stage + q));
@@ -142,7 +148,8 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
     if (++slot == S::kSlots) slot = 0, parity ^= 1;
     stage += params.deep * S::kQuads;
     if (stage >= S::kXStages) stage -= S::kXStages, x_parity ^= 1;
-    scales.step(unit + params.deep, false);
+    unit = turns.behind(unit);
+    if (!kPerRow && !S::kMakesBeside) scales.step(unit, false);
   }
   if constexpr (kPerRow) {
     wgmma_wait<0>();
@@ -156,12 +163,12 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 
 #endif
 
-// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. packs: whether rows of y are whole
-// fours of results, as gather has them. each: how it shares out rows of x in a cluster.
+// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. by_fours: as Turns has it. packs:
+// whether rows of y are whole fours of results, as gather has them. each: how it shares out rows of x in a cluster.
 template <Format kFormat, int kBits, int kColumns, int kEnds, InOperand kIn>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
-                   bool ahead, bool packs, RowsEach each) {
+                   bool by_fours, bool ahead, bool packs, RowsEach each) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kFormat, kBits, kColumns, kEnds, kIn>;
   using C = typename S::C;
@@ -192,8 +199,10 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
   {
     const Share own(params);
     const int tile = Share::over(own.cluster, params.m_tiles);
-    const int units = own.s < 0 ? 0 : own.last_unit - own.first_unit, quads = units * S::kQuads;
+    const int units = own.s < 0 ? 0 : own.last_unit - own.first_unit;
     const int group = warp / 4;
+    const Turns<S> turns(params, by_fours);
+    const int units_here = has_rows(params, group) ? units : 0;
     const Place<S> place{shared + S::kX,
                          shared + S::kScales + warp * S::kScaleBytes,
                          barriers,
@@ -205,8 +214,9 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
     // Before anything else: the answers take a microsecond.
     const uint32_t entry = C::ask_for_entry(params.codebook, max(own.s, 0));
     if constexpr (!kPerRow && !S::kScalesNumbers)
-      if (warp < S::kWarps && place.share < units)
-        Scales<S>(params, own.s, place.tile, own.first_unit + place.share, ahead, place.scales)
+      if (place.share < units_here)
+        Scales<S>(params, own.s, place.tile, own.first_unit + turns.first(place.share), by_fours,
+                  ahead, place.scales)
             .ask_for_first();
     if constexpr (S::kHasTable) {
       C::make_table(params.codebook, entry, base + S::kTable, params.x.lets_round());
@@ -219,19 +229,23 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
     if (warp >= S::kWarps) {
       setmaxnreg_dec<32>();
       if (threadIdx.x == S::kConsumers) {
-        copy_weights(params, own, tile, units, weights, box_rows, shared, barriers);
+        copy_weights(params, own, tile, units, weights, box_rows, turns, shared, barriers);
       } else if (threadIdx.x == S::kConsumers + 32) {
         wait_for_earlier();  // also without a matrix: this kernel must not end before the first
-        copy_x(image_of(own, tile), own.first_unit * S::kQuads, quads, shared + S::kX,
+        copy_x(image_of(own, tile), own.first_unit, units, turns, shared + S::kX,
                shared_address(rows), barriers);
       }
       return;
     }
     setmaxnreg_inc<112>();
+    const auto multiply_by = [&]<int kParts>() {
+      multiply<S, kParts>(params, own, units_here, place, image_of(own, tile), box_rows, by_fours,
+                          ahead, sums);
+    };
     if (C::kParts > 1 && sums.decoder.has_second())
-      multiply<S, C::kParts>(params, own, units, place, image_of(own, tile), box_rows, ahead, sums);
+      multiply_by.template operator()<C::kParts>();
     else
-      multiply<S, 1>(params, own, units, place, image_of(own, tile), box_rows, ahead, sums);
+      multiply_by.template operator()<1>();
   }
 
   if (packs && params.ranks > 1) arrive_at_cluster();
@@ -279,9 +293,10 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
   float* const partial = reinterpret_cast<float*>(base);
   const Placing<S> placing(params);
   const int at = placing.of(share_of(mine), t * 2, tile_of(mine) * kTileN + row);
+  if (tile_of(mine) < params.across)
 #pragma unroll
-  for (int e = 0; e < kColumns / 2; ++e)
-    partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
+    for (int e = 0; e < kColumns / 2; ++e)
+      partial[at + placing.of(0, e / 4 * 8 + e % 2, e / 2 % 2 * 8)] = sums.y[e];
   sync_threads(S::kConsumers);
   if (packs)
     gather<S>(params, own, tile, each, partial, factors, barriers.sent());

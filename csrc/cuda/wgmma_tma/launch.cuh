@@ -54,7 +54,8 @@ class WgmmaTmaOfWidth {
     static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kEnds, kIn>;
 
     // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, with one end and
-    // more, of x of a quad and column, of a CTA, of one in a cluster, of a column of each further one in it.
+    // more (in three of four 0.8 of that), of x of a quad and column, of a CTA, of one in a cluster, of a column of
+    // each further one in it.
     static constexpr int kEndNs = kColumns == 16 ? 60 : kColumns == 32 ? 100 : 200;
     static constexpr int kQuadNs = (kColumns == 16   ? 500
                                     : kColumns == 32 ? 600
@@ -86,23 +87,28 @@ class WgmmaTmaOfWidth {
         return best;
       }
       Index least = std::numeric_limits<Index>::max();
-      for (int ranks = 1; ranks <= image::kMostRanks && ranks <= units; ++ranks)
-        for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
-          if (clusters[ranks] < 1) continue;
-          const int across = S::kGroups / deep;
-          const Index tiles = ceil_div(problem.y_width(), across * rows);
-          const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
-          const Index most = ceil_div(units, ranks);  // of a CTA
-          const Index adds = ceil_div(most, deep) * S::kPieces / 2;
-          if (S::kSplitsSums && parts == 2 && adds > kMostAdds) continue;
-          const Index quad_ns = std::max<Index>(kQuadNs, deep * columns * kColumnNs);
-          const Index cluster_ns = ranks > 1 ? kClusterNs + (ranks - 2) * columns * kRankNs : 0;
-          const Index cost =
-              waves * (kStartNs + cluster_ns + ceil_div(most, deep) * S::kQuads * quad_ns);
-          if (cost >= least) continue;
-          least = cost;
-          best = {4 * across, deep, ranks, 0, bytes, false, tiles};
-        }
+      const auto weigh = [&](int ranks, int deep, int groups) {
+        const int across = groups / deep;
+        const Index tiles = ceil_div(problem.y_width(), across * rows);
+        const Index waves = ceil_div(tiles * m_tiles, clusters[ranks]);
+        const Index most = ceil_div(units, ranks);  // of a CTA
+        const Index adds = ceil_div(most, deep) * S::kPieces / 2;
+        if (S::kSplitsSums && parts == 2 && adds > kMostAdds) return;
+        const Index quad_ns =
+            std::max<Index>(kQuadNs * (groups + 1) / (S::kGroups + 1), deep * columns * kColumnNs);
+        const Index cluster_ns = ranks > 1 ? kClusterNs + (ranks - 2) * columns * kRankNs : 0;
+        const Index cost =
+            waves * (kStartNs + cluster_ns + ceil_div(most, deep) * S::kQuads * quad_ns);
+        if (cost >= least) return;
+        least = cost;
+        best = {4 * across, deep, ranks, 0, bytes, false, tiles};
+      };
+      for (int ranks = 1; ranks <= image::kMostRanks && ranks <= units; ++ranks) {
+        if (clusters[ranks] < 1) continue;
+        for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2)
+          weigh(ranks, deep, S::kGroups);
+        weigh(ranks, 1, S::kGroups - 1);  // SMs that would idle have work, and the others less
+      }
       return best;
     }
 
@@ -132,6 +138,8 @@ class WgmmaTmaOfWidth {
         return source.g_bytes == size && source.n_bytes % (4 * size) == 0 &&
                source.stack_bytes % bytes == 0 && is_aligned(source.data, bytes);
       };
+      const bool by_fours =
+          S::kMostTurn > 1 && p.longer == 0 && p.share_units % (S::kMostTurn * p.deep) == 0;
       const bool ahead = problem.group * S::kQuadPieces == image::kQuadK &&
                          has_fours(p.scales[0]) && has_fours(p.scales[1]);
       LaunchShape shape{{static_cast<unsigned>(p.tiles * p.m_tiles * p.ranks),
@@ -140,8 +148,8 @@ class WgmmaTmaOfWidth {
                         layout.bytes,
                         p.ranks};
       shape.early = true;
-      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, ahead, packs(p),
-                           wgmma_tma::rows_each(p.rows_m, p.ranks));
+      return launch_kernel(kKernel, shape, device, stream, p, map, box_rows, by_fours, ahead,
+                           packs(p), wgmma_tma::rows_each(p.rows_m, p.ranks));
     }
   };
 

@@ -18,6 +18,13 @@ __device__ __forceinline__ uint32_t first_word() {
   return static_cast<uint32_t>(row * S::kRowBytes + piece * 16 + at % 16);
 }
 
+// The low half of what tells a wgmma where operand B is: a record of x, 8 columns of 16 bytes side by side and 8 k on
+// the next register. Above 18 bits of an address is the number of a cluster's CTA.
+template <typename S>
+__device__ __forceinline__ uint32_t operand_of(uint32_t record) {
+  return static_cast<uint32_t>(S::kColumns) << 16 | (record & 0x3ffff) >> 4;
+}
+
 // Its words of quad q from octet `first` on, from where the first quad's are: kOctets of them.
 template <typename S, int kOctets>
 struct LaneWords {
@@ -88,13 +95,13 @@ class Sums {
   __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder(table) {}
   const C decoder;
 
-  // Begins the products of piece `piece` of quad q of a box with a record of x; `adds`: to what there is. from:
+  // Begins the products of piece `piece` of quad q of a box with a record of x (operand_of); `adds`: to what there is. from:
   // this lane's first words; second: bytes to those of its second row. kParts: of the decoder. The products of a
   // piece before may go on; when_done() is called when they have ended. decode(low, high, row, octet of the piece,
   // part, to): as the decoder does.
   template <bool kBefore, int kParts, typename Decode, typename WhenDone>
   __device__ __forceinline__ void begin(float (&dot)[kCount], bool adds, uint32_t from, int second,
-                                        int q, int piece, uint32_t record, Decode&& decode,
+                                        int q, int piece, uint32_t operand, Decode&& decode,
                                         WhenDone&& when_done) const {
     constexpr int kBlocks = 4 / S::kQuadPieces, kAll = kBlocks * kParts;
     constexpr int kOperands =
@@ -107,10 +114,7 @@ class Sums {
       for (int h = 0; h < 2; ++h) words[h].load(from + h * second, q, piece * kBlocks + block);
     };
     load(0);
-    // Operand B without a swizzle: 8 columns of 16 bytes are 128, and 8 k on are the next register.
-    // Above 18 bits of an address is the number of a cluster's CTA.
-    const uint64_t b = uint64_t{8} << 32 | uint64_t{S::kColumns} << 16 |
-                       ((record & 0x3ffff) >> 4) + piece * (4 * kBlocks * S::kColumns);
+    const uint64_t b = uint64_t{8} << 32 | operand + piece * (4 * kBlocks * S::kColumns);
 #pragma unroll
     for (int i = 0; i < kAll; ++i) {
       const int j = i / kParts;

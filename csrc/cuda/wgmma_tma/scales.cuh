@@ -29,9 +29,14 @@ template <typename S>
 class Scales {
  public:
   // Of tile `tile` of 16 rows. shared: kScaleBytes of this warp's own.
-  __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool ahead,
-                                    uint32_t shared)
-      : params_(params), s_(s), tile_(tile), terms_(shared + threadIdx.x % 32 * 4), from_(nullptr) {
+  __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool by_fours,
+                                    bool ahead, uint32_t shared)
+      : params_(params),
+        by_fours_(by_fours),
+        s_(s),
+        tile_(tile),
+        terms_(shared + threadIdx.x % 32 * 4),
+        from_(nullptr) {
     if (ahead) from_ = row() + ((unit * S::kPieces / 4 * 4 + first()) * source().g_bytes & ~3);
   }
 
@@ -42,7 +47,7 @@ class Scales {
 
   // To a box, the first one or params.deep further on.
   __device__ __forceinline__ void step(int unit, bool is_first) {
-    if (kUnits > 1 && (is_first || unit / kUnits != (unit - params_.deep) / kUnits)) make(unit, 0);
+    if (kUnits > 1 && (is_first || of_four(unit) < (by_fours_ ? 1 : params_.deep))) make(unit, 0);
   }
 
   // To the four that piece p of the box begins.
@@ -81,16 +86,21 @@ class Scales {
   }
 
  private:
-  static constexpr int kUnits = std::max(4 / S::kPieces, 1);  // boxes of four pieces
+  static constexpr int kUnits = S::kFourBoxes;
   static constexpr int kNumbers = S::kNumbers;
   const Params& params_;
+  const bool by_fours_;  // as Turns has it
   const int s_, tile_;
   uint32_t place_ = 0;  // of what comes next
   const uint32_t terms_;
   const char* from_;  // what was asked for last; null if not ahead
 
+  // Of the boxes of four pieces, which one this is.
+  static __device__ __forceinline__ int of_four(int unit) {
+    return static_cast<int>(static_cast<unsigned>(unit) % kUnits);
+  }
   __device__ __forceinline__ uint32_t terms_of(int unit, int p) const {
-    return (terms_ & ~15u) + (kUnits > 1 ? unit % kUnits * S::kPieces + p : p % 4) * (32 * 4);
+    return (terms_ & ~15u) + (kUnits > 1 ? of_four(unit) * S::kPieces + p : p % 4) * (32 * 4);
   }
   // The number of a four that a lane's begin with.
   static __device__ __forceinline__ int first() {
@@ -153,7 +163,8 @@ class Scales {
     float mine[kNumbers];
     const int number = (unit * S::kPieces + p) / 4 * 4;
     if (from_ != nullptr) {
-      const int boxes = max(params_.deep, kUnits) * S::kPieces;  // to the first four of another one
+      const int boxes =  // to the first four of another one
+          by_fours_ ? 4 * params_.deep : max(params_.deep, kUnits) * S::kPieces;
       const int further = p + 4 < S::kPieces ? 4 : boxes - (kUnits > 1 ? 0 : S::kPieces - 4);
       const int size = source().g_bytes;
       if (number + further <= params_.groups.last) from_ += further * size;  // or the same again

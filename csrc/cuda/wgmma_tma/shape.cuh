@@ -72,6 +72,13 @@ struct Shape {
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   // A piece is what has the same terms: of a quad, and of a box. kLogLanes: of the 16 lanes that have a quad of x.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
+  // Boxes that four pieces are, whose scales come together; and that a group may take in turn, of those that share K.
+  // With few columns it is memory that counts, which likes boxes side by side (docs/cuda-notes.md).
+  static constexpr int kFourBoxes = std::max(4 / kPieces, 1);
+  static constexpr int kMostTurn = kColumns > 32 && kEnds == 1 && C::kHasShift ? kFourBoxes : 1;
+  // Terms are made beside products; with few of these, behind them. (With 64 columns registers do not suffice for all.)
+  static constexpr bool kMakesBeside =
+      kColumns > 16 && (kColumns <= 32 || (kEnds == 1 && (kBits < 8 || C::kHasShift)));
   static constexpr int kSums = C::kHasShift ? kEnds : 0;  // of a quad of x
   // With 16 columns a thread has eight FFMA for a shift, which take no longer; nor do those of 32 where the second of
   // two pieces would be missing (docs/cuda-notes.md).
