@@ -89,7 +89,8 @@ def inner(o: Operands, rest: Operands, s: Static) -> Static:
         eps=0.0,
         round_norm=False,
         out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype,
-        x_dtype=s.x_dtype if o.norm is None else o.x.dtype,
+        x_dtype=s.x_dtype if o.norm is None else s.narrow or o.x.dtype,
+        narrow=s.narrow if o.norm is None and o.x_scale is None else None,
     )
 
 
@@ -147,6 +148,8 @@ def _entry(a: Array, o: Operands, ndim: int) -> Array:
     """A parameter (), (W,), or with index a stack of these, that broadcasts against (*P, *L, W)."""
     if o.index is None:
         return a
+    if a.shape[0] == 0:  # any will do: an index has no entry
+        a = jnp.zeros((1, *a.shape[1:]), a.dtype)
     picked = _at(jnp.asarray(a), jnp.clip(o.index, 0, a.shape[0] - 1))
     last = picked.shape[o.prefix :] or (1,)
     return picked.reshape(*o.index.shape, *(1,) * (ndim - o.prefix - 1), *last)

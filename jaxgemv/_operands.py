@@ -96,6 +96,7 @@ class Static(NamedTuple):
     round_norm: bool = False  # what a norm makes of x may be rounded to x's dtype
     precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
     x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
+    narrow: np.dtype | None = None  # of x, which is float32 only so that its cotangents add up in that
     entry: int | None = None  # what index is, where that is known
 
 

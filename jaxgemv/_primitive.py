@@ -40,9 +40,12 @@ def bind(o: Operands, s: Static) -> Array:
     """x varies over all manual axes that another operand varies over, as the rules below take for granted."""
     missing = frozenset().union(*map(_varying, jax.tree.leaves(o))) - _varying(o.x)
     if missing:
-        axes = tuple(sorted(missing))
+        axes, x = tuple(sorted(missing)), o.x
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
+            # The transpose adds up what devices have of the cotangent, which must not be rounded before.
+            s, x = s._replace(narrow=x.dtype), x.astype(jnp.float32)
         x = (
-            lax.pcast(o.x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(o.x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
+            lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
         )
         o = o._replace(x=x)
     leaves, tree = jax.tree.flatten(o)
@@ -201,7 +204,8 @@ def _zeros(aval) -> Array:
 
 def _transposed(ct, x, o: Operands, s: Static) -> Array:
     """The cotangent of x, which is given as its aval, in the product with the rest of o."""
-    y = bind(o._replace(x=ct), s._replace(k=x.shape[-1] if s.k is None else None, out_dtype=x.dtype))
+    k = x.shape[-1] if s.k is None else None
+    y = bind(o._replace(x=ct), s._replace(k=k, out_dtype=x.dtype, narrow=None))
     if o.index is None:
         return y
     # The NaN that an index out of range gives does not depend on x.
@@ -223,6 +227,8 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     def lowered(f):
         return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
 
+    if s.narrow is not None:
+        return lowered(lambda *args: _narrowed(tree.unflatten(args), s))
     reason = _dispatch.why_reference(platform, obstacle, o, s)
     fused = platform and not reason and own is None and _dispatch.fuses(platform, o, s)
     written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
@@ -239,6 +245,10 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     else:
         run = _reference.loop if _dispatch.loops(platform, o, s) else _reference.product
     return lowered(lambda *args: run(tree.unflatten(args), s))
+
+
+def _narrowed(o: Operands, s: Static) -> Array:
+    return bind(o._replace(x=o.x.astype(s.narrow)), s._replace(narrow=None))
 
 
 def _in_floats(o: Operands, s: Static) -> Array:

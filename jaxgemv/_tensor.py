@@ -323,9 +323,11 @@ def _in_order(weight: Array, perm: Array) -> Array:
     perm = beside(perm, weight) if is_explicit(weight) else perm
     if perm.ndim > 1:
         return jax.vmap(_in_order)(weight, perm)
+    # As `_take` marks what was no entry.
+    none = jnp.where(jnp.any(perm == jnp.iinfo(perm.dtype).min), jnp.nan, 0).astype(weight.dtype)
     if not is_explicit(weight):
-        return jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop")
+        return jnp.full_like(weight, none).at[..., perm].add(weight, mode="drop")
     whole = NamedSharding(cut.mesh, PartitionSpec(*cut.spec[:-1], None))  # along K
     weight = jax.sharding.reshard(weight, whole)
-    moved = jnp.zeros_like(weight).at[..., perm].add(weight, mode="drop", out_sharding=whole)
+    moved = jnp.full_like(weight, none).at[..., perm].add(weight, mode="drop", out_sharding=whole)
     return jax.sharding.reshard(moved, cut)

@@ -226,3 +226,21 @@ def test_gradient_beside_arrays_of_numpy(name, backend, rng):
     index = jnp.array([0, 2])
     f = jax.jit(lambda x: gemv(x, w, index=index, **norm, implementation=backend).sum())
     assert np.isfinite(jax.grad(f)(jnp.ones((2, 32)))).all()
+
+
+def test_dequantize_out_of_range_in_an_order(rng):
+    """Columns of no entry have no place to go to, and are NaN all the same."""
+    perm = np.stack([rng.permutation(64) for _ in range(2)]).astype(np.int32)
+    w = QuantizedTensor.from_codes(rng.integers(0, 16, (2, 8, 64)), np.ones(2, np.float32), bits=4, perm=perm)
+    dense = jax.jit(lambda i: w[i].dequantize())
+    np.testing.assert_array_equal(dense(1), w.dequantize()[1])
+    assert np.isnan(dense(2)).all()
+
+
+@pytest.mark.parametrize(
+    "part", [{}, {"norm": np.ones((0, 64), np.float32)}, {"activation": "silu"}], ids=list
+)
+def test_stack_of_nothing_in_an_order(part, rng):
+    perm = np.tile(np.arange(64, dtype=np.int32), (2, 1))
+    w = QuantizedTensor.from_codes(rng.integers(0, 16, (2, 8, 64)), np.ones(2, np.float32), bits=4, perm=perm)
+    assert np.isnan(gemv(np.ones((3, 64), np.float32), w[:0], index=np.zeros(3, np.int32), **part)).all()

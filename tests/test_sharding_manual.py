@@ -235,3 +235,28 @@ def test_export(kind, rng):
     exported = jax.export.export(f, platforms=("cpu",), disabled_checks=EXPORT_CHECKS)(*args)
     again = jax.export.deserialize(exported.serialize())
     np.testing.assert_array_equal(jax.jit(again.call)(*args), p.answer() - p.bias)
+
+
+@KINDS
+@pytest.mark.parametrize("parts", [{}, {"norm": np.ones(64, np.float32)}], ids=["product", "norm"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_cotangents_of_16_bit_x_add_up(kind, parts, dtype, rng):
+    """What devices have of them cancels, and overflows float16: not to be rounded before it is summed."""
+    mesh, order = mesh_of(kind), np.r_[0:8:2, 1:8:2]
+    codes, ct = rng.integers(9, 16, (8, 64)), rng.uniform(4000, 8000, 8)
+    codes, ct = np.concatenate([codes, 16 - codes[order]]), np.concatenate([ct, ct[order]])
+    ct = jnp.asarray(ct[None], dtype).at[0, 0].add(64)
+    w = QuantizedTensor.from_codes(codes, np.ones(16, np.float32), bits=4)
+    x = jnp.asarray(rng.uniform(1, 2, (1, 64)), dtype)
+
+    def dx(x, w, ct):
+        return jax.vjp(lambda x: gemv(x, w, **parts), x)[1](ct)[0]
+
+    alone = np.asarray(dx(x, w, ct), np.float32)
+    if not parts:
+        np.testing.assert_allclose(alone, np.asarray(ct, np.float64) @ (codes - 8.0), rtol=2**-7)
+    specs = P(), of_weight(w, mesh, "model", None), P(None, "model")
+    cut = jax.jit(jax.shard_map(dx, mesh=mesh, in_specs=specs, out_specs=P()))
+    there = put(x, mesh), put_weight(w, mesh, "model", None), put(ct, mesh, None, "model")
+    error = np.abs(np.asarray(cut(*there), np.float32) - alone)
+    assert error.max() <= 2**-7 * np.abs(alone).max()
