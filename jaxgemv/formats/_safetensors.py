@@ -130,9 +130,9 @@ def read_json(path: Path) -> dict[str, Any]:
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.safetensors")
 
 
-def _need_parts(path: Path, name: str, count: int, digits: int) -> None:
+def _need_parts(path: Path, name: str, count: int) -> None:
     for i in range(1, count + 1):
-        part = path / f"{name}-{i:0{digits}}-of-{count:0{digits}}.safetensors"
+        part = path / f"{name}-{i:05}-of-{count:05}.safetensors"
         if not part.is_file():
             raise FileNotFoundError(
                 f"formats.open: {path} must have all {count} parts of {name}; there is no {part.name}"
@@ -143,11 +143,11 @@ def files_of(path: Path) -> dict[Path, set[str]]:
     """Those that hold the tensors of a folder, and names that each must have: what its index says, or all files."""
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if not indexes:
-        files = [file for file in sorted(path.glob("*.safetensors")) if file.is_file()]
-        for file in files:
+        alone = [file for file in sorted(path.glob("*.safetensors")) if file.is_file()]
+        for file in alone:
             if part := _PART.fullmatch(file.name):
-                _need_parts(path, part[1], int(part[2]), len(part[2]))
-        return {file: set() for file in files}
+                _need_parts(path, part[1], int(part[2]))
+        return {file: set() for file in alone}
     index = path / "model.safetensors.index.json"
     index = index if index in indexes else indexes[0]
     weights = read_json(index).get("weight_map")

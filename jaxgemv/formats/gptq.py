@@ -125,7 +125,7 @@ def _bits(layer: Layer, rows: int, n: int, groups: int) -> int:
         if stated not in (None, bits) and not may_differ:
             raise layer.error(".qzeros", f"of {stated} bits, as the config has it", bits)
     known = range(2, 9) if _is_auto_round(layer) else _BITS
-    if bits not in known or rows * 32 % bits:
+    if bits is None or bits not in known or rows * 32 % bits:
         raise layer.error(".qweight", f"of 2, 3, 4 or 8 bits, in whole words for {rows} rows of them", bits)
     if layer.get(".qzeros") is not None:
         layer.need(".qzeros", WORDS, (groups, -(-n * bits // 32)))
