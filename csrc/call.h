@@ -145,6 +145,8 @@ inline ffi::ErrorOr<Call> Call::from(ffi::RemainingArgs args, ffi::AnyBuffer y,
        {array(Operand::kScale), zero, offset, global_scale, codebook, norm, bias})
     if (p.stack == 1 && each && each->dimensions().size() > 0 && each->dimensions()[0] > 1)
       p.stack = each->dimensions()[0];
+  if (w_dims[0] < 1 && !index)
+    return ffi::Unexpected(invalid("Wq must have an entry unless there is an index"));
   o.packed_stack_stride = w_dims[0] > 1 ? p.N * bytes : 0;
 
   if (!!zero + !!offset + !!codebook + is_e4m3 + is_e5m2 > 1)

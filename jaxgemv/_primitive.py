@@ -230,7 +230,8 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     if s.narrow is not None:
         return lowered(lambda *args: _narrowed(tree.unflatten(args), s))
     reason = _dispatch.why_reference(platform, obstacle, o, s)
-    fused = platform and not reason and own is None and _dispatch.fuses(platform, o, s)
+    is_nothing = o.index is not None and isinstance(o.stack, int) and o.stack == 0  # NaN, without a kernel
+    fused = platform and not (reason or is_nothing) and own is None and _dispatch.fuses(platform, o, s)
     written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
     if _around.has_parts(o, s) and not (fused or written):
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
@@ -238,7 +239,9 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
         return lowered(lambda *args: _in_floats(tree.unflatten(args), s))
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
-    if platform and not reason:
+    if is_nothing:
+        run = _reference.product
+    elif platform and not reason:
         run = partial(_kernel_call, platform=platform)
     elif _many_rows.takes(o, s):
         run = partial(_many_rows.product, platform=platform)

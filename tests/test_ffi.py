@@ -182,6 +182,7 @@ BAD = (
     ("bias has the wrong shape or dtype", {"bias": array(6)}),
     ("index must hold one int32 for each slice of x", {"index": array(2, dtype=np.int32)}),
     ("index must hold one int32 for each slice of x", {"index": array(1)}),
+    ("Wq must have an entry unless there is an index", {"packed": array(0, 6, 8, dtype=np.uint32)}),
     ("a batch of x needs an index", {"x": array(2, 2, 64), "y": jax.ShapeDtypeStruct((2, 2, 6), np.float32)}),
 )
 

@@ -55,6 +55,9 @@ def test_transform_of_x(tmp_path, rng):
     fused = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}
     config = scheme(num_bits=4) | {"transform_config": {"config_groups": {"u": fused}}}
     check(write(tmp_path, tensors, config), expected)
+    for other in (None, 3, {"apply": [3]}):  # which says nothing
+        config["transform_config"]["config_groups"]["other"] = {"apply": other}
+        check(write(tmp_path, tensors, config), expected)
     fused["apply"].append({"targets": ["Linear"], "location": "input", "inverse": True})
     with pytest.raises(NotImplementedError, match="with a transform of x or y"):
         formats.open(write(tmp_path, tensors, config))[WEIGHT]

@@ -193,15 +193,15 @@ def _need_stated(layer: Layer) -> None:
 
 def _turns_x(layer: Layer) -> bool:
     """Whether the config has transforms of a layer's x or y, beside those that its weight has had already."""
-    text = layer.quantization.get("transform_config")
-    groups = text.get("config_groups") if isinstance(text, dict) else None
-    steps = [
-        step
-        for group in (groups.values() if isinstance(groups, dict) else ())
-        if isinstance(group, dict)
-        for step in group.get("apply") or ()
-    ]
-    return any(isinstance(step, dict) and step.get("location") in ("input", "output") for step in steps)
+    transforms = layer.quantization.get("transform_config")
+    groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
+    applied = [group.get("apply") for group in _dicts(groups.values() if isinstance(groups, dict) else ())]
+    steps = [step for each in applied if isinstance(each, list) for step in _dicts(each)]
+    return any(step.get("location") in ("input", "output") for step in steps)
+
+
+def _dicts(values) -> list[dict]:
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _int_quantized(layer: Layer) -> Entry:
