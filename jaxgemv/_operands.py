@@ -70,6 +70,11 @@ class Operands(NamedTuple):
         """With index, the number of entries."""
         return max(a.shape[0] for a in self.weight().values())
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether an index has no entry to choose."""
+        return self.index is not None and isinstance(self.stack, int) and self.stack == 0
+
 
 # What goes with the rows of x, and not with the weight.
 PER_ROW = frozenset({"x", "x_scale", "residual", "index"})

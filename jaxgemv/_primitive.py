@@ -228,19 +228,19 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
         return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
 
     if s.narrow is not None:
-        return lowered(lambda *args: _narrowed(tree.unflatten(args), s))
+        return lowered(lambda *args: _of_type(s.narrow, tree.unflatten(args), s._replace(narrow=None)))
     reason = _dispatch.why_reference(platform, obstacle, o, s)
-    is_nothing = o.index is not None and isinstance(o.stack, int) and o.stack == 0  # NaN, without a kernel
-    fused = platform and not (reason or is_nothing) and own is None and _dispatch.fuses(platform, o, s)
+    fused = platform and not (reason or o.is_nothing) and own is None and _dispatch.fuses(platform, o, s)
     written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
     if _around.has_parts(o, s) and not (fused or written):
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
     if platform and not reason and not _dispatch.kernels_for(platform, o, s):
-        return lowered(lambda *args: _in_floats(tree.unflatten(args), s))
+        floats = _dispatch.float_x(o)  # integer x where there is only a kernel for these
+        return lowered(lambda *args: _of_type(floats, tree.unflatten(args), s))
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
-    if is_nothing:
-        run = _reference.product
+    if o.is_nothing:
+        run = _reference.product  # NaN; a kernel would read an entry
     elif platform and not reason:
         run = partial(_kernel_call, platform=platform)
     elif _many_rows.takes(o, s):
@@ -250,13 +250,8 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     return lowered(lambda *args: run(tree.unflatten(args), s))
 
 
-def _narrowed(o: Operands, s: Static) -> Array:
-    return bind(o._replace(x=o.x.astype(s.narrow)), s._replace(narrow=None))
-
-
-def _in_floats(o: Operands, s: Static) -> Array:
-    """Integer x where there is only a kernel for floats."""
-    return bind(o._replace(x=o.x.astype(_dispatch.float_x(o))), s)
+def _of_type(dtype, o: Operands, s: Static) -> Array:
+    return bind(o._replace(x=o.x.astype(dtype)), s)
 
 
 def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:

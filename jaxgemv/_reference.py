@@ -107,7 +107,7 @@ def of_entries(
         return (y if o.bias is None else y + o.bias.astype(jnp.float32)).astype(s.out_dtype)
 
     bad = np.asarray(np.iinfo(np.int32).min if s.out_dtype == np.int32 else np.nan, s.out_dtype)
-    if isinstance(o.stack, int) and o.stack == 0:
+    if o.is_nothing:
         return jnp.full((*o.x.shape[:-1], width), bad)
 
     # Differentiated, it keeps x and index, and not what it dequantised.

@@ -51,10 +51,7 @@ class Layer:
     @property
     def weight_schemes(self) -> list[dict]:
         """Of compressed-tensors' config, what each group of modules says of its weights."""
-        groups = self.quantization.get("config_groups")
-        groups = groups.values() if isinstance(groups, dict) else ()
-        found = [group.get("weights") for group in groups if isinstance(group, dict)]
-        return [scheme for scheme in found if isinstance(scheme, dict)]
+        return objects([group.get("weights") for group in objects(self.quantization.get("config_groups"))])
 
     def get(self, suffix: str) -> np.ndarray | None:
         return self.source.tensors.get(self.prefix + suffix)
@@ -146,6 +143,12 @@ class Layer:
         places = (place for name, place in self.source.places.items() if name.startswith(self.prefix))
         what = f"{next(places)}: tensor {self.name} is {format}, {why}"
         return converted(what, weight, self.source.options)
+
+
+def objects(of: Any) -> list[dict]:
+    """Those among the values of a config's object or list; none of anything else."""
+    values = of.values() if isinstance(of, dict) else of if isinstance(of, list) else ()
+    return [value for value in values if isinstance(value, dict)]
 
 
 def ragged(k: int, bits: int) -> int | None:

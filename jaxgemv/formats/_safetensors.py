@@ -144,9 +144,8 @@ def files_of(path: Path) -> dict[Path, set[str]]:
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if not indexes:
         alone = [file for file in sorted(path.glob("*.safetensors")) if file.is_file()]
-        for file in alone:
-            if part := _PART.fullmatch(file.name):
-                _need_parts(path, part[1], int(part[2]))
+        for name, count in sorted({part.groups() for file in alone if (part := _PART.fullmatch(file.name))}):
+            _need_parts(path, name, int(count))
         return {file: set() for file in alone}
     index = path / "model.safetensors.index.json"
     index = index if index in indexes else indexes[0]

@@ -27,6 +27,7 @@ from jaxgemv.formats._layers import (
     WORDS,
     Layer,
     fp4,
+    objects,
     order_of_groups,
     permuted,
     ragged,
@@ -194,14 +195,9 @@ def _need_stated(layer: Layer) -> None:
 def _turns_x(layer: Layer) -> bool:
     """Whether the config has transforms of a layer's x or y, beside those that its weight has had already."""
     transforms = layer.quantization.get("transform_config")
-    groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
-    applied = [group.get("apply") for group in _dicts(groups.values() if isinstance(groups, dict) else ())]
-    steps = [step for each in applied if isinstance(each, list) for step in _dicts(each)]
+    groups = objects(transforms.get("config_groups")) if isinstance(transforms, dict) else []
+    steps = [step for group in groups for step in objects(group.get("apply"))]
     return any(step.get("location") in ("input", "output") for step in steps)
-
-
-def _dicts(values) -> list[dict]:
-    return [value for value in values if isinstance(value, dict)]
 
 
 def _int_quantized(layer: Layer) -> Entry:

@@ -37,7 +37,7 @@ def _is_auto_round(layer: Layer) -> bool:
 
 def _symmetric_here(layer: Layer) -> bool:
     """Of AutoRound, which may say it of one module."""
-    modules = layer.quantization["extra_config"]
+    modules = layer.quantization.get("extra_config")
     module = modules.get(layer.prefix) if isinstance(modules, dict) else None
     here = module if isinstance(module, dict) else {}
     return here.get("sym", layer.quantization.get("sym")) is True
@@ -53,7 +53,7 @@ def entry(layer: Layer) -> Entry:
     symmetric = layer.quantization.get("sym") is True
     if not layer.is_by("gptq", "auto-round"):
         return layer.refused(PARTS, qweight.shape[::-1], "gptq", "of a method that is not known here")
-    if "extra_config" in layer.quantization and symmetric != _symmetric_here(layer):
+    if symmetric != _symmetric_here(layer):
         return layer.refused(PARTS, qweight.shape[::-1], "gptq", "symmetric unlike the others of its file")
     if _is_auto_round(layer) and "auto_gptq" not in packing and not symmetric:
         why = f"in a packing format whose zeros are not known here ({packing!r})"
