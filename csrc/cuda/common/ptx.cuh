@@ -64,6 +64,12 @@ __device__ __forceinline__ int kept(int v) {
   return v;
 }
 
+// What all lanes of a warp have alike: kept, and known to be alike, as some instructions want it.
+template <typename T>
+__device__ __forceinline__ T uniform(T v) {
+  return __shfl_sync(~0u, v, 0);
+}
+
 // v, or 0 unless `has`: without a branch, around which the compiler would move what v is made of.
 __device__ __forceinline__ float kept_if(bool has, float v) {
   float kept;

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   constexpr int kSquares = kTileN;  // those of x, behind a warp's rows
   __shared__ float partial[kMaxWarps][kTileN + kNormed][kM + 1];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   const int deep = 1 << params.log_deep;
   const int m0 = blockIdx.z * kM, rows = min(params.M - m0, kM);
   const Index first_row = Index{blockIdx.y} * params.M + m0;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
   __shared__ float table[C::kEntries > 0 ? C::kEntries : 1];
   const uint32_t full = shared_address(barriers), empty = full + 8 * S::kXStages;
   const int lane = threadIdx.x % 32;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   Share own(params);
   if (own.s < 0) own.last_unit = own.first_unit;
   const int of_warp = own.cluster / params.m_tiles * params.across + warp;  // tile of rows

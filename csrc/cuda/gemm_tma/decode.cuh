@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_
 template <typename S, typename RowOf>
 __device__ __forceinline__ void decode(const Params& params, const Work<S>& own, uint32_t shared,
                                        const Barriers<S>& barriers, RowOf&& row_of) {
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - S::kConsumers, lane = threadIdx.x % 32;
+  const int warp = uniform(threadIdx.x / 32) - S::kConsumers, lane = threadIdx.x % 32;
   const int turns = own.turns(), turn = warp / own.warps(), step = turns * kTurnStages;
   const int box_bytes = own.box_bytes(), slots = own.slots(), rounded = own.rounded();
   // Of operand A, so that eight lanes meet different banks there and in the box.

@@ -97,7 +97,7 @@ class Multiplier {
   const bool tells_, brings_, paired_, sends_;
   int done_ = 0;  // stages of tiles before
 
-  static __device__ __forceinline__ int warp() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
+  static __device__ __forceinline__ int warp() { return uniform(threadIdx.x / 32); }
 
   __device__ __forceinline__ void used(int stage) const {
     if (!tells_) return;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const auto known = [](uint32_t v) { return static_cast<uint32_t>(kept(static_cast<int>(v))); };
   const uint32_t shared = known(shared_address(base));
   const Barriers<S> barriers{known(shared_address(barrier_words))};
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   const Work<S> own(params, pair);
   if (threadIdx.x == 0) barriers.init(own);
   if constexpr (C::kEntries > 0)

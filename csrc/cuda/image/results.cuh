@@ -35,7 +35,7 @@ JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
 template <typename S>
 __device__ __forceinline__ void put_results(const Params& params, const Share& own, int tile,
                                             float* partial, const float* factors, int warps) {
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32);
   const Placing<S> sums(params);
   const int log_warp = params.log_rows + (S::kRowTiles > 1), results = params.across << log_warp;
   const int chunks = (results + 31) / 32;

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
   const bool copies = kColumnTiles > 1 || params.image != nullptr;
   if (!copies) wait_for_earlier();
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   // More warps than have weights to read copy x and finish sums.
   const int readers = params.across * params.deep;
   const bool reads = warp < readers;

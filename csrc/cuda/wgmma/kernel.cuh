@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Roles<kM>::kThreads, 1)
   const uint32_t shared = (shared_address(dynamic) + 1023) & ~1023u;
   const auto cluster = cooperative_groups::this_cluster();
   const int rank = cluster.block_rank(), ranks = cluster.num_blocks();
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   const int N = static_cast<int>(problem.N), M = static_cast<int>(problem.M);
   const int s = stack_entry(operands.index, problem.stack, blockIdx.y);
   const int chunks = s < 0 ? 0 : static_cast<int>(problem.K) / kChunkK;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   __shared__ uint64_t barriers[2 * S::kXStages];
   const uint32_t full = shared_address(barriers), empty = full + 8 * S::kXStages;
   const int lane = threadIdx.x % 32;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   const bool makes = params.image == nullptr;  // few quads: no more than there are stages
   if (makes) wait_for_earlier();
   const Share own(params);

@@ -7,9 +7,6 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// What all lanes of a warp have alike: kept, and known to be alike, as some instructions want it.
-__device__ __forceinline__ uint32_t uniform(uint32_t v) { return __shfl_sync(~0u, v, 0); }
-
 // Barriers in shared memory, of the stages of x and of the slots of all groups: when one is full, when it is empty.
 template <typename S>
 struct Barriers {

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
   __shared__ RowOfX rows[kColumns];
   const uint32_t shared = shared_address(base);
   const Barriers<S> barriers{shared_address(barrier_words)};
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be uniform
+  const int warp = uniform(threadIdx.x / 32);
   const auto image_of = [&](const Share& own, int tile) {
     return Image(params, const_cast<uint8_t*>(params.image), blockIdx.y,
                  own.cluster - tile * params.m_tiles, params.units * S::kQuads, kColumns,

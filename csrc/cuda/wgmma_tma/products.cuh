@@ -95,8 +95,8 @@ class Sums {
   __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder(table) {}
   const C decoder;
 
-  // Begins the products of piece `piece` of quad q of a box with a record of x (operand_of); `adds`: to what there is. from:
-  // this lane's first words; second: bytes to those of its second row. kParts: of the decoder. The products of a
+  // Begins the products of piece `piece` of quad q of a box with a record of x (operand_of); `adds`: to what there is.
+  // from: this lane's first words; second: bytes to those of its second row. kParts: of the decoder. The products of a
   // piece before may go on; when_done() is called when they have ended. decode(low, high, row, octet of the piece,
   // part, to): as the decoder does.
   template <bool kBefore, int kParts, typename Decode, typename WhenDone>
