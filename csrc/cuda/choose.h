@@ -26,8 +26,9 @@ constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * p
 
 // stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows: "Which kernel".
 constexpr bool has_many_tiles(const Problem& problem) {
-  const bool is_rare = has_rare_width(problem), is_long = problem.K > (is_rare ? 8191 : 8192);
-  const Index of_long = !has_whole_pieces(problem) ? 1536 : is_rare ? 1100 : 880;
+  const bool is_slower = problem.M > 1 || has_rare_width(problem);
+  const bool is_long = problem.K > (is_slower ? 6143 : 8192);
+  const Index of_long = !has_whole_pieces(problem) ? 1536 : is_slower ? 1100 : 880;
   const Index tables = has_wide_table(problem) ? 1024 : 512, rows = is_long ? of_long : 512;
   return problem.batch * problem.N >= std::max(tables, rows);
 }
@@ -68,10 +69,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 2, 2, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
     {"wgmma_tma", 0, 3, 6, kNoLimit, all<has_wide_floats, has_codes<4>>, kOneByteScale},
     {"wgmma_tma", 0, 7, 8, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
-    {"wgmma_tma", 0, 3, 8, kNoLimit, all<has_wide_floats, has_codes<5>>},
     // Against stream, which has a table for each of its CTAs: "Short rows beside a table".
-    {"stream", 4, 1, 8, kNoLimit, all<has_table, has_many_tiles, none<has_columns<257>>>,
-     kOneByteScale},
     {"direct", 4, 1, 8, 2 << 20, all<has_table, has_16_bit_x, none<has_columns<257>>>},
     {"direct", 4, 1, 8, 3 << 20, all<has_table, has_16_bit_x, none<has_columns<129>>>},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
@@ -93,19 +91,15 @@ inline constexpr Crossover kCrossovers[] = {
      all<has_table, has_codes<8>, has_columns<8192>, has_x<Dtype::kBF16>>, kOneByteScale},
     {"wgmma_tma", 8, 9, 16, kNoLimit, all<has_float8, has_codes<20>, has_columns<16384>>},
     {"stream", 4, 9, 16, kNoLimit, all<has_table, has_many_tiles>, kOneByteScale},
-    {"wgmma_tma", 4, 9, 64, kNoLimit, all<has_table, has_codes<3>>, kOneByteScale},
     {"direct", 4, 9, 16, 5 << 20, all<has_table, has_16_bit_x, none<has_columns<1024>>>},
-    {"wgmma_tma", 4, 9, 16, kNoLimit,
-     all<has_table, has_codes<3>, any<has_x<Dtype::kF32>, has_columns<8192>>>},
     {"stream", 4, 9, 16, 17 << 20,
      all<has_wide_table, has_many_tiles, none<has_rows<8192>>, none<has_columns<4097>>,
          none<has_long_rows>>},
-    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_table, has_codes<7>>},
-    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_codes<48>, has_rows<14336>>},
-    {"wgmma_tma", 4, 12, 16, kNoLimit, all<has_codes<48>, has_columns<12288>, none<has_one_group>>},
-    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_codes<128>, none<has_one_group>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_table, has_codes<7>, has_columns<1025>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit,
+     all<has_codes<48>, none<has_small_groups>, any<has_one_group, has_rows<14336>>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_codes<20>, has_columns<8193>>},
     {"wgmma_tma", 4, 17, 64, kNoLimit, all<has_codes<24>, has_rows<8192>>},
-    {"direct", 4, 17, 32, 4 << 20, all<has_wide_table, has_16_bit_x, has_long_rows>},
     {"direct", 0, 17, 32, 8 << 20, all<is_not_for_wgmma, none<has_rows<513>>>},
     {"direct", 0, 33, 64, 8 << 20, all<has_16_bit_x, is_not_for_wgmma, none<has_rows<513>>>},
     {"wgmma_tma", 0, 17, 64, kNoLimit, all<is_not_for_wgmma, has_codes<3>, none<has_long_rows>>},
@@ -126,7 +120,6 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kNoLimit, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
-    {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kNoLimit, has_many_tiles},
     {"stream", 8, 1, 16, kNoLimit, has_many_tiles},
     {"fma", 0, 1, 1, 2 << 20, all<has_rare_width, has_16_bit_x>},
@@ -135,13 +128,12 @@ inline constexpr Crossover kCrossovers[] = {
      all<none<has_integers>, has_columns<4096>, any<has_rows<448>, none<has_columns<8193>>>>,
      kOneByteScale},
     // Against direct and mma_any: "One and two rows of any format", "Which kernel".
-    {"fma", 8, 1, 1, 256 << 20, all<has_codes<20>, none<has_odd_rows>>},
     {"direct", 0, 1, 1, 12 << 20,
      all<has_rows<640>, has_columns<8192>, none<has_rows<880>, has_small_groups>>},
     {"fma", 0, 1, 1, kNoLimit, all<has_small_groups, any<none<has_odd_rows>, has_16_bit_x>>},
     {"mma_any", 1, 1, 1, kNoLimit,
      all<has_x<Dtype::kF32>, has_codes<8>, has_rows<2048>, none<has_small_groups>>},
-    {"fma", 0, 1, 1, 100 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
+    {"fma", 0, 1, 1, 256 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
     {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},
     // With a norm, which direct makes x of for every 16 rows of the weights; only these take one.
     {"direct", 0, 1, 8, 16 << 20, is_fast_in_direct, kNorm},
@@ -154,11 +146,9 @@ inline constexpr Crossover kCrossovers[] = {
     // Against wgmma, wgmma_any and mma_any: "Which kernel".
     {"direct", 0, 9, 16, 10 << 20, all<has_rare_width, is_fast_in_direct>},
     {"wgmma_tma", 0, 9, 16, kNoLimit, all<has_codes<4>, none<has_long_rows>>},
-    {"direct", 0, 1, 16, 10 << 20, has_16_bit_x},
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
     {"direct", 0, 17, 32, 16 << 20, all<is_fast_in_direct, has_long_rows>},
     {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_long_rows, has_codes<4>, none<has_rows<1536>>>},
-    {"wgmma_tma", 4, 17, 32, kNoLimit, all<has_codes<48>, none<has_one_group>>},
     {"wgmma", 4, 17, 32, kNoLimit, all<has_codes<4>, none<has_long_rows>>},
     {"wgmma_tma", 4, 33, 64, kNoLimit, has_codes<12>},
     {"wgmma", 4, 33, 64, kNoLimit, all<has_codes<2>, none<has_long_rows>>},
@@ -166,7 +156,6 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 33, 64, 4 << 20, has_16_bit_x},
     {"direct", 0, 1, 8, 11 << 20},
     {"direct", 0, 2, 2, 24 << 20, all<has_integers, has_small_groups>},
-    {"direct", 0, 2, 8, 16 << 20, has_integers},
     {"wgmma_tma", 4, 3, 8, kNoLimit, all<has_table, has_codes<12>>, kOneByteScale},
     {"wgmma_any", 0, 1, 1, kNoLimit, all<has_wide_floats, has_groups_of_16, has_codes<8>>},
     {"wgmma_any", 0, 2, 8, kNoLimit, all<has_groups_of_16, has_codes<11>>},
@@ -175,10 +164,11 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_any", 4, 3, 8, kNoLimit, all<has_wide_table, has_odd_rows, has_codes<8>>},
     {"wgmma_any", 0, 6, 8, kNoLimit, all<has_x<Dtype::kF32>, has_codes<16>>},
     {"direct", 0, 1, 8, 24 << 20, has_groups_of_16},
-    {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_x<Dtype::kF32>, has_codes<3>, none<has_long_rows>>},
+    {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_wide_floats, has_codes<1>>},
     {"direct", 0, 9, 32, 3 << 20},
     {"direct", 0, 33, 64, 3 << 19, has_long_rows},
     // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
+    {"wgmma_tma", 8, 9, 64, kNoLimit, all<has_columns<8192>, none<has_rows<4096>>>},
     {"wgmma", 0, 9, 64},
     // Against wgmma_any: "Boxes of weights".
     {"wgmma_tma", 0, 9, 64, kNoLimit, has_codes<1>},
@@ -192,7 +182,6 @@ inline constexpr Crossover kCrossovers[] = {
     {"mma_any", 0, 9, 12, kNoLimit, all<has_16_bit_x, has_small_groups, has_codes<48>>},
     {"wgmma_any", 0, 9, 64, kNoLimit, has_many_columns},
     // Where that is not.
-    {"stream", 2, 25, 64, kNoLimit, has_many_tiles},
     {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
     {"direct", 0, 65, kNoLimit, kNoLimit, is_for_direct},
@@ -207,8 +196,6 @@ inline constexpr Crossover kCrossovers[] = {
     // program is for any number of rows.
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
-    // Against mma_any: "Few rows of x".
-    {"wgmma_tma", 0, 3, 8, kNoLimit, has_codes<64>},
     // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
     {"stream", 0, 1, 1, kNoLimit, has_16_bit_x},
     {"stream", 0, 1, 16, kNoLimit, has_whole_pieces},

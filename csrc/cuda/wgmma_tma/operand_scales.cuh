@@ -15,8 +15,8 @@ struct NoScales {
 };
 
 // The scales of both rows of a lane that meet its run of each quad, 32 codes: two of e4m3, or one of e8m0. Those of a
-// box are asked for a box before. e8m0 are powers of two by the largest of their row in the CTA's share of K, zero
-// where they are too small beside it to be exact.
+// box are asked for a box before. e8m0 are powers of two by the largest of the warp's own of their row, zero where they are
+// too small beside it to be exact.
 template <typename S>
 class OperandScales {
  public:
@@ -32,11 +32,12 @@ class OperandScales {
       rows_[h] = params.scales[0].row(own.s, params.row_of(tile, row_of_lane<S>() + 8 * h));
     ask(unit);
     if constexpr (kPowers) {
-      const int first = own.first_unit * kUnitRuns,
-                runs = min(own.last_unit * kUnitRuns, params.x.K / 32) - first;
+      const int end = min(own.last_unit * kUnitRuns, params.x.K / 32);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        top_[h] = min(largest_byte(rows_[h] + first, runs, params.x.K % 128 == 0), kNan - 1);
+        top_[h] = min(largest_byte(rows_[h], unit * kUnitRuns, end, params.deep * kUnitRuns,
+                                   params.x.K % 128 == 0),
+                      kNan - 1);
     }
   }
 
@@ -95,20 +96,21 @@ class OperandScales {
     if (kPowers) return __ldg(reinterpret_cast<const uint8_t*>(at));
     return __ldg(reinterpret_cast<const uint16_t*>(at));
   }
-  // Of the four lanes that have a row together.
-  static __device__ __forceinline__ uint32_t largest_byte(const char* from, int bytes,
-                                                          bool is_words) {
+  // Of the runs of a warp's boxes, from `begin` on and `step` apart, by the four lanes that have a row together.
+  static __device__ __forceinline__ uint32_t largest_byte(const char* row, int begin, int end,
+                                                          int step, bool is_words) {
+    static_assert(kUnitRuns == 8);
     const int t = threadIdx.x % 4;
     uint32_t most = 0;
     if (is_words) {
 #pragma unroll 8
-      for (int i = t; i < bytes / 4; i += 4)
-        most = __vmaxu4(most, __ldg(reinterpret_cast<const uint32_t*>(from) + i));
+      for (int i = begin + t / 2 * step + t % 2 * 4; i < end; i += 2 * step)
+        most = __vmaxu4(most, __ldg(reinterpret_cast<const uint32_t*>(row + i)));
       most = max(max(most >> 24, most >> 16 & 0xff), max(most >> 8 & 0xff, most & 0xff));
     } else {
-#pragma unroll 8
-      for (int i = t; i < bytes; i += 4)
-        most = max(most, uint32_t{__ldg(reinterpret_cast<const uint8_t*>(from) + i)});
+#pragma unroll 4
+      for (int i = begin + t; i < end; i += step)
+        most = max(most, max(bytes_at(row + i), bytes_at(row + min(i + 4, end - 1))));
     }
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) most = max(most, __shfl_xor_sync(~0u, most, i));

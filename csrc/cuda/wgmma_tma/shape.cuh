@@ -94,8 +94,9 @@ struct Shape {
   static constexpr int kXStages = (kHasTable && kColumns > 16) || (kColumns > 32 && kSums > 2) ? 4
                                   : kColumns > 32                                              ? 6
                                                                                                : 8;
-  // Groups that share K: each meets stages of x of its own.
-  static constexpr int kMostDeep = kXStages / kQuads >= kGroups ? kGroups : 2;
+  // Groups that share K: each meets stages of x of its own, of two boxes where a stage goes back a quad later.
+  static constexpr int kMostDeep =
+      kXStages / (kEnds == 0 ? 2 * kQuads : kQuads) >= kGroups ? kGroups : 2;
   static constexpr int kX = kGroups * kSlots * kBoxBytes;  // where these begin
   static constexpr int kRecordBytes = record_bytes(kColumns, kSums, kSplitsSums),
                        kScales = kX + kXStages * kRecordBytes;
