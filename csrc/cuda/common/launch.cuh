@@ -1,6 +1,9 @@
 // The one way to launch a kernel.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <climits>
 #include <map>
@@ -105,6 +108,25 @@ bool has_hopper_code(Function* kernel, const Device& device) {
       });
   if (status != cudaSuccess) cudaGetLastError();  // another kernel will do
   return answer;
+}
+
+// The rows of a kernel for one format and width: one for each dtype of x.
+template <template <Format, int, typename> typename Type, Format kFormat, int kBits>
+inline constexpr Kernel kRowsOf[] = {row<Type<kFormat, kBits, __half>>(),
+                                     row<Type<kFormat, kBits, __nv_bfloat16>>(),
+                                     row<Type<kFormat, kBits, float>>()};
+
+// Those of some widths; and of both kinds of float8.
+template <template <Format, int, typename> typename Type, Format kFormat, int... kBits>
+Rows rows_of() {
+  static constexpr auto kRows = join(kRowsOf<Type, kFormat, kBits>...);
+  return kRows;
+}
+template <template <Format, int, typename> typename Type>
+Rows float8_rows_of() {
+  static constexpr auto kRows =
+      join(kRowsOf<Type, Format::kE4M3, 8>, kRowsOf<Type, Format::kE5M2, 8>);
+  return kRows;
 }
 
 // `tiles` x `batch` CTAs, if a grid has room for them.

@@ -3,9 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows direct_float8() {
-  static constexpr auto kRows = join(kDirectRows<Format::kE4M3, 8>, kDirectRows<Format::kE5M2, 8>);
-  return kRows;
-}
+Rows direct_float8() { return float8_rows_of<Direct>(); }
 
 }  // namespace jaxgemv::cuda

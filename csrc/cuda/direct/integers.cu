@@ -3,14 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-template <int kBits>
-inline constexpr auto& kIntegerRows = kDirectRows<Format::kAffine, kBits>;
-
-Rows direct_integers() {
-  static constexpr auto kRows =
-      join(kIntegerRows<1>, kIntegerRows<2>, kIntegerRows<3>, kIntegerRows<4>, kIntegerRows<5>,
-           kIntegerRows<6>, kIntegerRows<7>, kIntegerRows<8>);
-  return kRows;
-}
+Rows direct_integers() { return rows_of<Direct, Format::kAffine, 1, 2, 3, 4, 5, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda

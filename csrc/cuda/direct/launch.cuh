@@ -204,9 +204,4 @@ struct Direct {
   }
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kDirectRows[] = {row<Direct<kFormat, kBits, __half>>(),
-                                         row<Direct<kFormat, kBits, __nv_bfloat16>>(),
-                                         row<Direct<kFormat, kBits, float>>()};
-
 }  // namespace jaxgemv::cuda

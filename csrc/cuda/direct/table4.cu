@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows direct_table4() { return kDirectRows<Format::kCodebook, 4>; }
+Rows direct_table4() { return rows_of<Direct, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

@@ -53,12 +53,11 @@ inline constexpr int kManyRowsN = kBits > 6 || kRowsM* kBits > 8 ? 2 : 4;
 
 }  // namespace fma
 
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 struct Fma {
   // float32 x is as much to read as the weights.
   static constexpr int kRowsM = std::is_same_v<X, float> ? 1 : 2;
-  static constexpr KernelInfo kInfo{"fma",       Format::kAffine, kBits,
-                                    kDtypeOf<X>, kRowsM,          kProductOperands};
+  static constexpr KernelInfo kInfo{"fma", kFormat, kBits, kDtypeOf<X>, kRowsM, kProductOperands};
 
   // A grid has 2^16 - 1 pairs of rows of x at most.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
@@ -92,14 +91,6 @@ struct Fma {
   }
 };
 
-template <int kBits>
-inline constexpr Kernel kFmaRows[] = {row<Fma<kBits, __half>>(), row<Fma<kBits, __nv_bfloat16>>(),
-                                      row<Fma<kBits, float>>()};
-
-Rows fma_rows() {
-  static constexpr auto kRows = join(kFmaRows<1>, kFmaRows<2>, kFmaRows<3>, kFmaRows<4>,
-                                     kFmaRows<5>, kFmaRows<6>, kFmaRows<7>, kFmaRows<8>);
-  return kRows;
-}
+Rows fma_rows() { return rows_of<Fma, Format::kAffine, 1, 2, 3, 4, 5, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda

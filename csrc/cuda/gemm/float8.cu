@@ -3,9 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_float8() {
-  static constexpr auto kRows = join(kGemmRows<Format::kE4M3, 8>, kGemmRows<Format::kE5M2, 8>);
-  return kRows;
-}
+Rows gemm_float8() { return float8_rows_of<Gemm>(); }
 
 }  // namespace jaxgemv::cuda

@@ -94,9 +94,4 @@ class Gemm {
   }
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kGemmRows[] = {row<Gemm<kFormat, kBits, __half>>(),
-                                       row<Gemm<kFormat, kBits, __nv_bfloat16>>(),
-                                       row<Gemm<kFormat, kBits, float>>()};
-
 }  // namespace jaxgemv::cuda

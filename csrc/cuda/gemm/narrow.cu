@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int1() { return kGemmRows<Format::kAffine, 1>; }
-Rows gemm_int2() { return kGemmRows<Format::kAffine, 2>; }
-Rows gemm_int3() { return kGemmRows<Format::kAffine, 3>; }
-Rows gemm_int4() { return kGemmRows<Format::kAffine, 4>; }
+Rows gemm_narrow() { return rows_of<Gemm, Format::kAffine, 1, 2, 3, 4>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_table4() { return kGemmRows<Format::kCodebook, 4>; }
+Rows gemm_table4() { return rows_of<Gemm, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

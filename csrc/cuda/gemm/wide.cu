@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_int5() { return kGemmRows<Format::kAffine, 5>; }
-Rows gemm_int6() { return kGemmRows<Format::kAffine, 6>; }
-Rows gemm_int7() { return kGemmRows<Format::kAffine, 7>; }
-Rows gemm_int8() { return kGemmRows<Format::kAffine, 8>; }
+Rows gemm_wide() { return rows_of<Gemm, Format::kAffine, 5, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda

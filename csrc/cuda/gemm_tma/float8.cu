@@ -3,10 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_tma_float8() {
-  static constexpr auto kRows =
-      join(kGemmTmaRows<Format::kE4M3, 8>, kGemmTmaRows<Format::kE5M2, 8>);
-  return kRows;
-}
+Rows gemm_tma_float8() { return float8_rows_of<GemmTma>(); }
 
 }  // namespace jaxgemv::cuda

@@ -144,9 +144,4 @@ class GemmTma {
   }
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kGemmTmaRows[] = {row<GemmTma<kFormat, kBits, __half>>(),
-                                          row<GemmTma<kFormat, kBits, __nv_bfloat16>>(),
-                                          row<GemmTma<kFormat, kBits, float>>()};
-
 }  // namespace jaxgemv::cuda

@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_tma_int1() { return kGemmTmaRows<Format::kAffine, 1>; }
-Rows gemm_tma_int2() { return kGemmTmaRows<Format::kAffine, 2>; }
-Rows gemm_tma_int3() { return kGemmTmaRows<Format::kAffine, 3>; }
-Rows gemm_tma_int4() { return kGemmTmaRows<Format::kAffine, 4>; }
+Rows gemm_tma_narrow() { return rows_of<GemmTma, Format::kAffine, 1, 2, 3, 4>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_tma_table4() { return kGemmTmaRows<Format::kCodebook, 4>; }
+Rows gemm_tma_table4() { return rows_of<GemmTma, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

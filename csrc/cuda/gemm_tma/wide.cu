@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows gemm_tma_int5() { return kGemmTmaRows<Format::kAffine, 5>; }
-Rows gemm_tma_int6() { return kGemmTmaRows<Format::kAffine, 6>; }
-Rows gemm_tma_int7() { return kGemmTmaRows<Format::kAffine, 7>; }
-Rows gemm_tma_int8() { return kGemmTmaRows<Format::kAffine, 8>; }
+Rows gemm_tma_wide() { return rows_of<GemmTma, Format::kAffine, 5, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda

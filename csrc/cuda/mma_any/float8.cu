@@ -3,9 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_float8() {
-  static constexpr auto kRows = join(kMmaAnyRows<Format::kE4M3, 8>, kMmaAnyRows<Format::kE5M2, 8>);
-  return kRows;
-}
+Rows mma_any_float8() { return float8_rows_of<MmaAny>(); }
 
 }  // namespace jaxgemv::cuda

@@ -142,9 +142,4 @@ struct MmaAny : MmaAnyOfWidth<kFormat, kBits> {
                   kFormat)};
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kMmaAnyRows[] = {row<MmaAny<kFormat, kBits, __half>>(),
-                                         row<MmaAny<kFormat, kBits, __nv_bfloat16>>(),
-                                         row<MmaAny<kFormat, kBits, float>>()};
-
 }  // namespace jaxgemv::cuda

@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int1() { return kMmaAnyRows<Format::kAffine, 1>; }
-Rows mma_any_int2() { return kMmaAnyRows<Format::kAffine, 2>; }
-Rows mma_any_int3() { return kMmaAnyRows<Format::kAffine, 3>; }
-Rows mma_any_int4() { return kMmaAnyRows<Format::kAffine, 4>; }
+Rows mma_any_narrow() { return rows_of<MmaAny, Format::kAffine, 1, 2, 3, 4>(); }
 
 }  // namespace jaxgemv::cuda

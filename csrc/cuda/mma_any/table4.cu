@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_table4() { return kMmaAnyRows<Format::kCodebook, 4>; }
+Rows mma_any_table4() { return rows_of<MmaAny, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows mma_any_int5() { return kMmaAnyRows<Format::kAffine, 5>; }
-Rows mma_any_int6() { return kMmaAnyRows<Format::kAffine, 6>; }
-Rows mma_any_int7() { return kMmaAnyRows<Format::kAffine, 7>; }
-Rows mma_any_int8() { return kMmaAnyRows<Format::kAffine, 8>; }
+Rows mma_any_wide() { return rows_of<MmaAny, Format::kAffine, 5, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda

@@ -29,17 +29,11 @@ struct Simt {
   }
 };
 
-// Of a width, for each dtype of x.
-template <Format kFormat, int kBits>
-inline constexpr Kernel kSimtRows[] = {row<Simt<kFormat, kBits, __half>>(),
-                                       row<Simt<kFormat, kBits, __nv_bfloat16>>(),
-                                       row<Simt<kFormat, kBits, float>>()};
-
 Rows simt_rows() {
   static constexpr auto kRows = []<int... kLess>(std::integer_sequence<int, kLess...>) {
-    return join(kSimtRows<Format::kAffine, kLess + 1>...,
-                kSimtRows<Format::kCodebook, kLess + 1>..., kSimtRows<Format::kE4M3, 8>,
-                kSimtRows<Format::kE5M2, 8>);
+    return join(kRowsOf<Simt, Format::kAffine, kLess + 1>...,
+                kRowsOf<Simt, Format::kCodebook, kLess + 1>..., kRowsOf<Simt, Format::kE4M3, 8>,
+                kRowsOf<Simt, Format::kE5M2, 8>);
   }(std::make_integer_sequence<int, 8>());
   return kRows;
 }

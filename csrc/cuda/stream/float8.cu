@@ -5,7 +5,7 @@ namespace jaxgemv::cuda {
 
 Rows stream_float8() {
   static constexpr auto kRows =
-      join(kStreamRows<Format::kE4M3, 8>, kStreamNarrow<Format::kE5M2, 8>);
+      join(kRowsOf<Stream, Format::kE4M3, 8>, kStreamNarrow<Format::kE5M2, 8>);
   return kRows;
 }
 

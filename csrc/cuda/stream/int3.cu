@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int3() { return kStreamRows<Format::kAffine, 3>; }
+Rows stream_int3() { return rows_of<Stream, Format::kAffine, 3>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int4() { return kStreamRows<Format::kAffine, 4>; }
+Rows stream_int4() { return rows_of<Stream, Format::kAffine, 4>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int5() { return kStreamRows<Format::kAffine, 5>; }
+Rows stream_int5() { return rows_of<Stream, Format::kAffine, 5>(); }
 
 }  // namespace jaxgemv::cuda

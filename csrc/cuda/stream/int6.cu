@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int6() { return kStreamRows<Format::kAffine, 6>; }
+Rows stream_int6() { return rows_of<Stream, Format::kAffine, 6>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int7() { return kStreamRows<Format::kAffine, 7>; }
+Rows stream_int7() { return rows_of<Stream, Format::kAffine, 7>(); }
 
 }  // namespace jaxgemv::cuda

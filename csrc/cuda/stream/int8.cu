@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_int8() { return kStreamRows<Format::kAffine, 8>; }
+Rows stream_int8() { return rows_of<Stream, Format::kAffine, 8>(); }
 
 }  // namespace jaxgemv::cuda

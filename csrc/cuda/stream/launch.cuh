@@ -179,13 +179,9 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   }
 };
 
-// Of 16-bit x; and of float32 too.
+// Of 16-bit x alone.
 template <Format kFormat, int kBits>
 inline constexpr Kernel kStreamNarrow[] = {row<Stream<kFormat, kBits, __half>>(),
                                            row<Stream<kFormat, kBits, __nv_bfloat16>>()};
-template <Format kFormat, int kBits>
-inline constexpr Kernel kStreamRows[] = {row<Stream<kFormat, kBits, __half>>(),
-                                         row<Stream<kFormat, kBits, __nv_bfloat16>>(),
-                                         row<Stream<kFormat, kBits, float>>()};
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows stream_table4() { return kStreamRows<Format::kCodebook, 4>; }
+Rows stream_table4() { return rows_of<Stream, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

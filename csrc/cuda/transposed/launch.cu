@@ -3,11 +3,11 @@
 
 namespace jaxgemv::cuda {
 
-template <int kBits, typename X>
+template <Format kFormat, int kBits, typename X>
 struct Transposed {
   static constexpr int kMaxTilesM = kBits == 8 ? 2 : 4;  // by the registers
-  static constexpr KernelInfo kInfo{"transposed",   Format::kAffine,     kBits, kDtypeOf<X>,
-                                    8 * kMaxTilesM, kTransposedOperands, true};
+  static constexpr KernelInfo kInfo{
+      "transposed", kFormat, kBits, kDtypeOf<X>, 8 * kMaxTilesM, kTransposedOperands, true};
 
   // A tile is one or two groups, or part of one; 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
@@ -64,14 +64,6 @@ struct Transposed {
   }
 };
 
-template <int kBits>
-inline constexpr Kernel kTransposedRows[] = {row<Transposed<kBits, __half>>(),
-                                             row<Transposed<kBits, __nv_bfloat16>>(),
-                                             row<Transposed<kBits, float>>()};
-
-Rows transposed_rows() {
-  static constexpr auto kRows = join(kTransposedRows<2>, kTransposedRows<4>, kTransposedRows<8>);
-  return kRows;
-}
+Rows transposed_rows() { return rows_of<Transposed, Format::kAffine, 2, 4, 8>(); }
 
 }  // namespace jaxgemv::cuda

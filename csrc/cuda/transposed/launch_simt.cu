@@ -29,17 +29,12 @@ struct TransposedSimt {
   }
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kTransposedSimtRows[] = {
-    row<TransposedSimt<kFormat, kBits, __half>>(),
-    row<TransposedSimt<kFormat, kBits, __nv_bfloat16>>(),
-    row<TransposedSimt<kFormat, kBits, float>>()};
-
 Rows transposed_simt_rows() {
   static constexpr auto kRows = []<int... kLess>(std::integer_sequence<int, kLess...>) {
-    return join(kTransposedSimtRows<Format::kAffine, kLess + 1>...,
-                kTransposedSimtRows<Format::kCodebook, kLess + 1>...,
-                kTransposedSimtRows<Format::kE4M3, 8>, kTransposedSimtRows<Format::kE5M2, 8>);
+    return join(kRowsOf<TransposedSimt, Format::kAffine, kLess + 1>...,
+                kRowsOf<TransposedSimt, Format::kCodebook, kLess + 1>...,
+                kRowsOf<TransposedSimt, Format::kE4M3, 8>,
+                kRowsOf<TransposedSimt, Format::kE5M2, 8>);
   }(std::make_integer_sequence<int, 8>());
   return kRows;
 }

@@ -3,10 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_float8() {
-  static constexpr auto kRows =
-      join(kWgmmaAnyRows<Format::kE4M3, 8>, kWgmmaAnyRows<Format::kE5M2, 8>);
-  return kRows;
-}
+Rows wgmma_any_float8() { return float8_rows_of<WgmmaAny>(); }
 
 }  // namespace jaxgemv::cuda

@@ -155,9 +155,4 @@ struct WgmmaAny : WgmmaAnyOfWidth<kFormat, kBits> {
                   kFormat)};
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kWgmmaAnyRows[] = {row<WgmmaAny<kFormat, kBits, __half>>(),
-                                           row<WgmmaAny<kFormat, kBits, __nv_bfloat16>>(),
-                                           row<WgmmaAny<kFormat, kBits, float>>()};
-
 }  // namespace jaxgemv::cuda

@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int1() { return kWgmmaAnyRows<Format::kAffine, 1>; }
-Rows wgmma_any_int2() { return kWgmmaAnyRows<Format::kAffine, 2>; }
-Rows wgmma_any_int3() { return kWgmmaAnyRows<Format::kAffine, 3>; }
-Rows wgmma_any_int4() { return kWgmmaAnyRows<Format::kAffine, 4>; }
+Rows wgmma_any_narrow() { return rows_of<WgmmaAny, Format::kAffine, 1, 2, 3, 4>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_table4() { return kWgmmaAnyRows<Format::kCodebook, 4>; }
+Rows wgmma_any_table4() { return rows_of<WgmmaAny, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

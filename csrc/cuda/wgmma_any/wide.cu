@@ -4,9 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_any_int5() { return kWgmmaAnyRows<Format::kAffine, 5>; }
-Rows wgmma_any_int6() { return kWgmmaAnyRows<Format::kAffine, 6>; }
-Rows wgmma_any_int7() { return kWgmmaAnyRows<Format::kAffine, 7>; }
-Rows wgmma_any_int8() { return kWgmmaAnyRows<Format::kAffine, 8>; }
+Rows wgmma_any_wide() { return rows_of<WgmmaAny, Format::kAffine, 5, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,10 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_tma_float8() {
-  static constexpr auto kRows =
-      join(kWgmmaTmaRows<Format::kE4M3, 8>, kWgmmaTmaRows<Format::kE5M2, 8>);
-  return kRows;
-}
+Rows wgmma_tma_float8() { return float8_rows_of<WgmmaTma>(); }
 
 }  // namespace jaxgemv::cuda

@@ -202,9 +202,4 @@ struct WgmmaTma : WgmmaTmaOfWidth<kFormat, kBits> {
                   kFormat)};
 };
 
-template <Format kFormat, int kBits>
-inline constexpr Kernel kWgmmaTmaRows[] = {row<WgmmaTma<kFormat, kBits, __half>>(),
-                                           row<WgmmaTma<kFormat, kBits, __nv_bfloat16>>(),
-                                           row<WgmmaTma<kFormat, kBits, float>>()};
-
 }  // namespace jaxgemv::cuda

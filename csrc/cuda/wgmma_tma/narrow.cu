@@ -4,8 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_tma_int3() { return kWgmmaTmaRows<Format::kAffine, 3>; }
-Rows wgmma_tma_int4() { return kWgmmaTmaRows<Format::kAffine, 4>; }
-Rows wgmma_tma_int5() { return kWgmmaTmaRows<Format::kAffine, 5>; }
+Rows wgmma_tma_narrow() { return rows_of<WgmmaTma, Format::kAffine, 3, 4, 5>(); }
 
 }  // namespace jaxgemv::cuda

@@ -3,6 +3,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_tma_table4() { return kWgmmaTmaRows<Format::kCodebook, 4>; }
+Rows wgmma_tma_table4() { return rows_of<WgmmaTma, Format::kCodebook, 4>(); }
 
 }  // namespace jaxgemv::cuda

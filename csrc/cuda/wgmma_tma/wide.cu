@@ -4,8 +4,6 @@
 
 namespace jaxgemv::cuda {
 
-Rows wgmma_tma_int6() { return kWgmmaTmaRows<Format::kAffine, 6>; }
-Rows wgmma_tma_int7() { return kWgmmaTmaRows<Format::kAffine, 7>; }
-Rows wgmma_tma_int8() { return kWgmmaTmaRows<Format::kAffine, 8>; }
+Rows wgmma_tma_wide() { return rows_of<WgmmaTma, Format::kAffine, 6, 7, 8>(); }
 
 }  // namespace jaxgemv::cuda
