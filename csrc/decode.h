@@ -126,6 +126,7 @@ struct Attributes {
     if (operands.has_error() || bits.has_error() || group.has_error() || transposed.has_error())
       return ffi::Unexpected(invalid("needs operands, bits, group and transposed"));
     a.operands = *operands, a.bits = *bits, a.group = *group, a.transposed = *transposed;
+    size_t known = 4;
     if (given.contains("activation")) {
       const auto name = given.get<std::string_view>("activation");
       if (name.has_error()) return ffi::Unexpected(invalid("activation must be a name"));
@@ -133,12 +134,7 @@ struct Attributes {
           std::find(std::begin(kActivationNames) + 1, std::end(kActivationNames), *name);
       if (found == std::end(kActivationNames))
         return ffi::Unexpected(invalid("no activation is called " + std::string(*name)));
-      a.activation = static_cast<Activation>(found - kActivationNames);
-    }
-    if (given.contains("eps")) {
-      const auto eps = given.get<float>("eps");
-      if (eps.has_error()) return ffi::Unexpected(invalid("eps must be a float32"));
-      a.eps = *eps;
+      a.activation = static_cast<Activation>(found - kActivationNames), ++known;
     }
     for (const auto& [name, value] :
          {std::pair{"rounded", &a.rounded}, std::pair{"round_norm", &a.round_norm}}) {
@@ -146,20 +142,20 @@ struct Attributes {
       const auto of = given.get<bool>(name);
       if (of.has_error() || !*of)
         return ffi::Unexpected(invalid(std::string(name) + " must be true, or not given"));
-      *value = true;
+      *value = true, ++known;
     }
-    if (given.contains("k")) {
-      const auto k = given.get<int64_t>("k");
-      if (k.has_error()) return ffi::Unexpected(invalid("k must be an int64"));
-      a.k = *k;
-    }
-    if (given.contains("entry")) {
-      const auto entry = given.get<int64_t>("entry");
-      if (entry.has_error()) return ffi::Unexpected(invalid("entry must be an int64"));
-      a.entry = *entry;
-    }
-    if (given.size() != 4u + (a.activation != Activation::kNone) + a.eps.has_value() + a.rounded +
-                            a.round_norm + a.k.has_value() + a.entry.has_value())
+    // Whether the attribute is not there, or of the right type.
+    const auto take = [&]<typename T>(const char* name, std::optional<T>* value) {
+      if (!given.contains(name)) return true;
+      const auto of = given.get<T>(name);
+      if (of.has_error()) return false;
+      *value = *of, ++known;
+      return true;
+    };
+    if (!take("eps", &a.eps)) return ffi::Unexpected(invalid("eps must be a float32"));
+    if (!take("k", &a.k)) return ffi::Unexpected(invalid("k must be an int64"));
+    if (!take("entry", &a.entry)) return ffi::Unexpected(invalid("entry must be an int64"));
+    if (given.size() != known)
       return ffi::Unexpected(invalid("has an attribute that this version does not know"));
     return a;
   }

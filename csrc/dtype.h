@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 #include "format.h"
@@ -13,6 +14,7 @@ enum class Dtype : uint8_t { kF16, kBF16, kF32, kE4M3, kE8M0, kI8, kI32 };
 
 inline constexpr Dtype kDtypes[] = {Dtype::kF16,  Dtype::kBF16, Dtype::kF32, Dtype::kE4M3,
                                     Dtype::kE8M0, Dtype::kI8,   Dtype::kI32};
+static_assert(std::size(kDtypes) == static_cast<int>(Dtype::kI32) + 1);
 
 // As JAX calls them.
 constexpr std::string_view name_of(Dtype dtype) {

@@ -48,17 +48,15 @@ constexpr OperandSet with_format(OperandSet set, Format format) {
 
 inline constexpr Index kNoLimit = std::numeric_limits<Index>::max();
 
-// The rows of x of a slice, first <= M <= last, the most codes in the matrices of all slices, and
-// what else has to hold, for a kernel to be the fastest of those that can run the call; bits 0 for
-// all widths; `with`, operands of which the call has to have one. In order of preference: a kernel may
-// come again behind another one.
+// A rule: where `kernel` is the fastest of those that can run a call. Rules stand in order of preference, and a kernel
+// may come again behind another one.
 struct Crossover {
   std::string_view kernel;
-  int bits;
-  Index first, last;
-  Index codes = kNoLimit;
-  bool (*when)(const Problem&) = nullptr;
-  OperandSet with = {};
+  int bits;                                // 0: any
+  Index first, last;                       // rows of x of a slice, M: both included
+  Index codes = kNoLimit;                  // the most in the matrices of all slices
+  bool (*when)(const Problem&) = nullptr;  // what else has to hold
+  OperandSet with = {};                    // of which the call has to have one, unless it is empty
 
   bool prefers(const KernelInfo& info, const Problem& problem, OperandSet given) const {
     return info.name == kernel && (bits == 0 || bits == problem.bits) && first <= problem.M &&
@@ -67,15 +65,23 @@ struct Crossover {
   }
 };
 
-// Rows of x up to which a backend's kernels are used at all.
+// Rows of x up to which a backend's kernels are used at all. (`_ffi.Backend` has them in Python.)
 //   most_rows   where they are at least as fast as to dequantise and let XLA multiply
 //   fused_rows  with a norm, where all parts of a call inside a kernel are faster than XLA's around another one
 //   epilogue_rows  the same without a norm, or with one that may be rounded: activation and residual
 //   residual_rows  of a residual alone
 //   global_scale_rows  the same of these beside a global scale, which alone is always inside
 //   gradient_rows  most_rows of the transposed product
-struct Crossovers {
+struct RowLimits {
   Index most_rows, fused_rows, epilogue_rows, residual_rows, global_scale_rows, gradient_rows;
+};
+
+// The same beside one weight.
+//   loop_rows  up to which XLA's own loop over it is faster than any kernel
+//   rounded_rows  most_rows where it may be rounded to x's dtype
+//   epilogue_from  from which an activation and a residual are faster inside again
+struct WeightLimits {
+  Index loop_rows = 0, rounded_rows = 0, epilogue_from = kNoLimit;
 };
 
 // What the kernels of a table take between them, for the product and for the transposed one; and `without_x` for that
@@ -92,7 +98,7 @@ struct Taken {
   std::optional<OperandSet> without_x;
 };
 
-// For tests: which kernel ran last, and the only one that may run, or null.
+// For tests and `bench.choices`: which kernel ran last, and the only one that may run, or null.
 struct Trace {
   std::atomic<const char*> last = "";
   std::atomic<const char*> only = nullptr;

@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,10 +34,30 @@ inline nanobind::object to_python(std::string_view text) {
   return nanobind::str(text.data(), text.size());
 }
 
-// All that both modules have for Python, which `_ffi.py` reads.
-template <typename Kernels, typename GetCrossovers>
+// Of x, as JAX calls it.
+inline Dtype dtype_of(std::string_view x) {
+  if (x == name_of(Dtype::kI8)) return Dtype::kF16;  // which it becomes
+  for (const Dtype dtype : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
+    if (x == name_of(dtype)) return dtype;
+  throw nanobind::value_error("x must be int8 or a float dtype of 16 or 32 bits");
+}
+
+// A weight (n, k), and the x that it meets.
+inline Problem problem_of(int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
+                          std::string_view x) {
+  const auto at = std::find(std::begin(kFormatNames), std::end(kFormatNames), format);
+  if (at == std::end(kFormatNames)) throw nanobind::value_error("format must be one of format.h's");
+  Problem problem{};
+  problem.N = n, problem.K = k, problem.group = group, problem.bits = bits;
+  problem.format = static_cast<Format>(at - std::begin(kFormatNames)), problem.x = dtype_of(x);
+  return problem;
+}
+
+// All that both modules have for Python, which `_ffi.py` reads. weight_limits(major, one_byte_scale, problem):
+// WeightLimits, on GPUs of compute capability `major`.x.
+template <typename Kernels, typename GetLimits, typename GetWeightLimits>
 void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targets,
-                    Kernels kernels, GetCrossovers crossovers) {
+                    Kernels kernels, GetLimits row_limits, GetWeightLimits weight_limits) {
   namespace nb = nanobind;
   m.attr("FFI_API_MINOR") = ffi_api_minor;
   m.def(
@@ -59,19 +81,28 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
       "weights, "
       "operands that it takes besides x, packed and scale, transposed).");
   m.def(
-      "crossovers",
-      [crossovers] {
-        const Crossovers c = crossovers();
+      "row_limits",
+      [row_limits] {
+        const RowLimits c = row_limits();
         nb::dict rows;
         rows["most_rows"] = c.most_rows, rows["fused_rows"] = c.fused_rows;
         rows["epilogue_rows"] = c.epilogue_rows, rows["residual_rows"] = c.residual_rows;
         rows["global_scale_rows"] = c.global_scale_rows, rows["gradient_rows"] = c.gradient_rows;
         return rows;
       },
-      "Rows of x: most_rows and gradient_rows, above which XLA is faster; fused_rows, "
-      "epilogue_rows, residual_rows and global_scale_rows, above which the parts around a product, "
-      "with a norm, without, a residual alone, and beside a global scale, are faster outside of "
-      "it.");
+      "RowLimits of kernel.h, by their names.");
+  m.def(
+      "weight_limits",
+      [weight_limits](int major, bool one_byte_scale, int64_t n, int64_t k, int64_t group,
+                      std::string_view format, int bits, std::string_view x) {
+        const WeightLimits of =
+            weight_limits(major, one_byte_scale, problem_of(n, k, group, format, bits, x));
+        return nb::make_tuple(of.loop_rows, of.rounded_rows, of.epilogue_from);
+      },
+      nb::arg("major"), nb::arg("one_byte_scale"), nb::arg("n"), nb::arg("k"), nb::arg("group"),
+      nb::arg("format"), nb::arg("bits"), nb::arg("x"),
+      "WeightLimits of kernel.h, in their order, of weights (n, k) on GPUs of compute capability "
+      "`major`.x.");
   m.def(
       "operands",
       [] {
@@ -93,7 +124,7 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
       },
       nb::arg("name"),
       "Lets no kernel run but those of this name, or again all for an empty one: "
-      "for tests. Calls that none of them can run fail.");
+      "for tests and benchmarks. Calls that none of them can run fail.");
 }
 
 }  // namespace jaxgemv

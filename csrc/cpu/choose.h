@@ -100,7 +100,7 @@ constexpr Index most_rounded_rows(std::string_view isa, bool is_bf16) {
 
 // All products have the epilogue, and read x once more for a norm: what is faster than XLA without
 // them is so with them.
-constexpr Crossovers crossovers_of(std::string_view isa) {
+constexpr RowLimits row_limits_of(std::string_view isa) {
   for (const MostRows& each : kMostRows)
     if (each.isa == isa)
       return {each.products, each.norms,    each.products,

@@ -36,8 +36,12 @@ nb::list isas() {
 NB_MODULE(_cpu, m) {
   const Targets targets = {{kTarget, reinterpret_cast<void*>(&jaxgemv_gemv_v1)},
                            {kAttend, reinterpret_cast<void*>(&jaxgemv_attend_v1)}};
-  define_backend(m, kFfiApiMinor, targets, &kernels,
-                 [] { return crossovers_of(current_table().isa->name); });
+  define_backend(
+      m, kFfiApiMinor, targets, &kernels, [] { return row_limits_of(current_table().isa->name); },
+      [](int, bool, const Problem& problem) {
+        return WeightLimits{.rounded_rows = most_rounded_rows(current_table().isa->name,
+                                                              problem.x == Dtype::kBF16)};
+      });
   m.def("isa", [] { return current_table().isa->name; }, "The instruction set in use.");
   m.def("isas", &isas, "Instruction sets that this processor supports, best first.");
   m.def(
@@ -47,16 +51,6 @@ NB_MODULE(_cpu, m) {
           throw nb::value_error(("this processor has no instruction set " + name).c_str());
       },
       nb::arg("name"), "Use another instruction set than the best: for tests.");
-  m.def(
-      "rounded_rows",
-      [](int, bool, int64_t, int64_t, int64_t, std::string_view, int, std::string_view x) {
-        return most_rounded_rows(current_table().isa->name, x == name_of(Dtype::kBF16));
-      },
-      nb::arg("major"), nb::arg("one_byte_scale"), nb::arg("n"), nb::arg("k"), nb::arg("group"),
-      nb::arg("format"), nb::arg("bits"), nb::arg("x"),
-      "most_rows of crossovers() where weights may be rounded to x's dtype; all but x are for "
-      "other "
-      "backends.");
   m.def(
       "packed_offset",
       [](Index n, Index k, Index k_total, int bits) { return octet_offset(n, k, k_total, bits); },

@@ -9,7 +9,7 @@
 
 namespace jaxgemv::cuda {
 
-// For which stream has kernels for one and two rows alone, and wgmma none.
+// 1, 3, 5, 6 and 7 bits: stream has kernels for one and two rows of x only, wgmma has none.
 constexpr bool has_rare_width(const Problem& problem) {
   return has_integers(problem) && (problem.bits == 1 || 8 % problem.bits != 0);
 }

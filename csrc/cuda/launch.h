@@ -1,4 +1,4 @@
-// The CUDA backend as its handler and the benchmark see it: no templates, no device code.
+// The CUDA backend as its handler sees it: no templates, no device code.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,8 +13,8 @@ namespace jaxgemv::cuda {
 // synchronises nothing, and launches the same kernels for the same shapes and alignments, so that it
 // can be captured into a graph. cudaErrorNotSupported when no kernel supports the call.
 // `given`: the operands there are, besides kRequired.
-// `only`: no kernel but those of this name; to compare them.
+// `only`: no kernel but those of this name, to compare them; or all, if it is empty.
 cudaError_t launch(const Problem& problem, const Operands& operands, OperandSet given,
-                   cudaStream_t stream, std::string_view only = {});
+                   cudaStream_t stream, std::string_view only);
 
 }  // namespace jaxgemv::cuda

@@ -57,7 +57,7 @@ constexpr bool has_eights_of_scales(const Problem& problem) {
 constexpr Index gemm_tma_rows(const Problem& problem) {
   constexpr Index kTileRows = 128, kTileColumns = 256, kSms = 132;
   const Index codes = problem.N * problem.K;
-  if (problem.x == Dtype::kF32)  // of which a stage has half as many codes to decode
+  if (has_x<Dtype::kF32>(problem))  // of which a stage has half as many codes to decode
     return is_slow_to_decode(problem) || problem.K < 2048 || problem.N < 2048 ? 512 : 2048;
   const bool is_small = all<has_integers, has_small_groups>(problem);
   const bool is_slow = has_table(problem) || (is_small && !has_eights_of_scales(problem));
@@ -77,7 +77,7 @@ constexpr Index gemm_tma_rows(const Problem& problem) {
 constexpr Index gemm_rows(const Problem& problem) {
   if (!image::has_sizes(problem) || (!has_one_group(problem) && problem.group % 16 != 0)) return 0;
   const Index codes = problem.N * problem.K;
-  const bool is_wide = problem.x == Dtype::kF32, is_table = problem.format == Format::kCodebook;
+  const bool is_wide = has_x<Dtype::kF32>(problem), is_table = has_table(problem);
   const Index least = is_wide ? 2 << 20 : 3 << 20;
   if (codes < least || problem.N < 1024 || (is_table && problem.bits != 4)) return 0;
   if (is_for_gemm_tma(problem)) return gemm_tma_rows(problem);
@@ -93,7 +93,7 @@ constexpr bool is_for_gemm(const Problem& problem) { return problem.M <= gemm_ro
 // their own".
 constexpr Index pairs_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
-  const bool is_wide = problem.x == Dtype::kF32;
+  const bool is_wide = has_x<Dtype::kF32>(problem);
   const bool fits = has_table(problem) && problem.bits == 4 && problem.K % 64 == 0 &&
                     (problem.group == 16 || (problem.group == 32 && !is_wide));
   if (!fits || codes < Index{is_wide ? 2 : 3} << 20 || problem.N < 1024) return 0;
@@ -113,7 +113,7 @@ constexpr Index direct_rows(const Problem& problem) {
   if (has_odd_rows(problem) || (has_groups_of_16(problem) && !has_halves) ||
       (has_table(problem) && problem.bits != 4) || codes > Index{5} << 19)
     return 0;
-  const Index products = problem.x == Dtype::kF32     ? 20
+  const Index products = has_x<Dtype::kF32>(problem)  ? 20
                          : is_fast_in_direct(problem) ? 144
                          : has_float8(problem)        ? 64
                                                       : 48;
@@ -165,7 +165,7 @@ constexpr Index loop_codes(const Problem& problem) {
 // The most rows of x for which it is; whatever M is.
 constexpr Index loop_rows(const Problem& problem) {
   const Index codes = problem.N * problem.K;
-  // Of which XLA makes two kernels, and writes the weight.
+  // XLA makes two kernels of these, and writes the weight to memory.
   if (8 % problem.bits != 0 || problem.N == 1 || problem.K >= 1 << 14) return 0;
   // For kernels XLA pads such rows in every call, which takes as long as the loop does for three rows of x.
   if (has_float8(problem) && problem.K % 4 != 0 && codes > 1 << 19) return codes > 1 << 22 ? 3 : 4;

@@ -8,20 +8,22 @@
 namespace jaxgemv::cuda {
 
 // Clusters of each size that a device runs at once: SMs come in groups of different sizes, so there
-// are fewer large ones than one would think. None of any size where the kernel has no code.
+// are fewer large ones than one would think. None of any size where the kernel has no code, or the question fails:
+// another kernel will do.
 template <int kMostRanks>
 using Clusters = std::array<int, kMostRanks + 1>;
 
-template <typename Function, size_t kCount>
-cudaError_t resident_clusters(Function* kernel, const LaunchShape& shape, const Device& device,
-                              std::array<int, kCount>* clusters) {
-  static PerDevice<std::array<int, kCount>> answers;
+template <int kMostRanks, typename Function>
+Clusters<kMostRanks> resident_clusters(Function* kernel, const LaunchShape& shape,
+                                       const Device& device) {
+  static PerDevice<Clusters<kMostRanks>> answers;
   const void* key = reinterpret_cast<const void*>(kernel);
-  return answers.get(device.id, key, clusters, [&](std::array<int, kCount>* result) {
+  Clusters<kMostRanks> clusters{};
+  const cudaError_t status = answers.get(device.id, key, &clusters, [&](auto* result) {
     *result = {};
     if (!has_hopper_code(kernel, device)) return cudaSuccess;
     cudaError_t status = allow_shared_memory(kernel, device, shape.shared_bytes);
-    for (int ranks = 1; status == cudaSuccess && ranks < static_cast<int>(kCount); ++ranks) {
+    for (int ranks = 1; status == cudaSuccess && ranks <= kMostRanks; ++ranks) {
       LaunchShape one = shape;
       one.grid = dim3(static_cast<unsigned>(ranks)), one.ranks = ranks;
       status = with_config(one, nullptr, [&](cudaLaunchConfig_t* config) {
@@ -32,6 +34,9 @@ cudaError_t resident_clusters(Function* kernel, const LaunchShape& shape, const 
     }
     return status;
   });
+  if (status == cudaSuccess) return clusters;
+  cudaGetLastError();
+  return {};
 }
 
 }  // namespace jaxgemv::cuda

@@ -34,7 +34,7 @@ __device__ __forceinline__ bool next_may_begin(const Output& output, int M) {
   return M == 1 || output.residual.data != nullptr || output.activation != Activation::kNone;
 }
 
-// Parameters come by lines, the last ones late where nothing before has asked for them.
+// Kernel parameters arrive by cache line: those that are asked for early keep no epilogue waiting.
 __device__ __forceinline__ void touch(const Output& output) {
   asm volatile("" ::"r"(static_cast<int>(output.activation)), "l"(output.residual.data),
                "l"(output.global_scale.data));

@@ -58,9 +58,9 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...), const Device& devi
   return status;
 }
 
-// Of a node of a graph, whose CTAs may begin while those of the kernel in front have not all ended, and then where
-// there is room: so much that an SM has room for its share of them alone, or some get two and others none. Decoding
-// on an H200, us a token of int4: 8b 1526 for 1571, 0.5b 480 for 495. What has none of its own wants the L1.
+// Shared memory of a node of a graph. Its CTAs may begin while the kernel in front still runs, and then crowd onto the
+// SMs that are free: so each asks for so much that an SM has room for its share of them only. Decoding on an H200, us
+// a token of int4: 8b 1526 for 1571, 0.5b 480 for 495. A kernel that uses none wants the L1, and keeps it.
 inline int shared_bytes_of_node(const LaunchShape& shape, const Device& device) {
   constexpr int kOfSystem = 1024;  // bytes of each CTA
   constexpr Index kMostShare = 8;  // with more there are waves of them

@@ -31,8 +31,7 @@ class Gemm {
     image::Params p =
         image::params_of<S>(problem, operands, layout, kBits, S::kColumns, /*parts=*/1);
     p.tile_stride = p.tiles;
-    p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
-    p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
+    image::make_even(&p);
     const int blocks = p.units * S::kQuads * gemm::kBlocks;
     auto* const image = static_cast<uint8_t*>(operands.image);
     p.image = image;
@@ -68,12 +67,8 @@ class Gemm {
     const Index m_tiles = ceil_div(problem.M, Index{S::kColumns}) * problem.batch;
     const Index units = ceil_div(problem.K, S::kUnitK);
     image::Layout best;
-    Clusters<image::kMostRanks> clusters;  // of one CTA on an SM
-    if (resident_clusters(kKernel, {{}, S::threads(S::kMostGroups), device.shared_bytes - 4096},
-                          device, &clusters) != cudaSuccess) {
-      cudaGetLastError();  // another kernel will do
-      return best;
-    }
+    const auto clusters = resident_clusters<image::kMostRanks>(  // of one CTA on an SM
+        kKernel, {{}, S::threads(S::kMostGroups), device.shared_bytes - 4096}, device);
     Index least = std::numeric_limits<Index>::max();
     for (int groups = S::kMostGroups; groups > 0; --groups) {
       const int bytes =

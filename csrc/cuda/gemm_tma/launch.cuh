@@ -53,12 +53,8 @@ class GemmTma {
                   kClusterNs = kIsWide ? 5000 : 3800;
     const int stage_ns = pair > 1 ? 640 : (kIsWide ? 680 : 460);
     if (S::kSharedBytes + 2048 > device.shared_bytes || !has_hopper_code(kKernel, device)) return;
-    Clusters<image::kMostRanks> clusters;
-    if (resident_clusters(kKernel, {{}, S::kThreads, S::kSharedBytes}, device, &clusters) !=
-        cudaSuccess) {
-      cudaGetLastError();  // another kernel will do
-      return;
-    }
+    const auto clusters =
+        resident_clusters<image::kMostRanks>(kKernel, {{}, S::kThreads, S::kSharedBytes}, device);
     const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows}) *
                         ceil_div(problem.M, Index{kColumns} * pair) * problem.batch;
     const Index units = ceil_div(problem.K, Index{S::kUnitK});
@@ -118,8 +114,7 @@ class GemmTma {
     const image::Layout layout{S::kConsumers, 1, plan.ranks, 0, S::kSharedBytes, false, tiles};
     image::Params p =
         image::params_of<S>(problem, operands, layout, kBits, kColumns * plan.pair, /*parts=*/1);
-    p.rows_m = (p.M + p.m_tiles - 1) / p.m_tiles;  // as even as can be
-    p.m_tiles = (p.M + p.rows_m - 1) / p.rows_m;
+    image::make_even(&p);
     CUtensorMap weights, x;
     cudaError_t status = map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes,
                                       gemm_tma::kTileRows / plan.pair, &weights);

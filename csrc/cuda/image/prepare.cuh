@@ -91,6 +91,12 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   return p;
 }
 
+// The same number of rows of x for each CTA, or one more.
+inline void make_even(Params* p) {
+  p->rows_m = (p->M + p->m_tiles - 1) / p->m_tiles;
+  p->m_tiles = (p->M + p->rows_m - 1) / p->rows_m;
+}
+
 // What the kernels take that round weights, gemm and gemm_tma: a global scale, though they have no epilogue.
 constexpr OperandSet rounded_operands(Format format) {
   const OperandSet set =

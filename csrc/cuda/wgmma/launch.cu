@@ -71,11 +71,7 @@ struct Wgmma {
     static Index tiles(const Problem& problem) { return ceil_div(problem.N, wgmma::kRows); }
 
     static int ranks(const Problem& problem, const Device& device) {
-      Clusters<wgmma::kMaxRanks> clusters;
-      if (resident_clusters(kKernel, kShape, device, &clusters) != cudaSuccess) {
-        cudaGetLastError();  // another kernel will do
-        return 0;
-      }
+      const auto clusters = resident_clusters<wgmma::kMaxRanks>(kKernel, kShape, device);
       return wgmma::choose_ranks(clusters, tiles(problem) * problem.batch,
                                  problem.K / wgmma::kChunkK);
     }

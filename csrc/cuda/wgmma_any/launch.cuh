@@ -68,13 +68,10 @@ class WgmmaAnyOfWidth {
       const Index quad_ns = kQuadNs + (slots > 1 ? slots * kSlotNs : 0);
       const int bytes = S::shared_bytes(static_cast<int>(rows_m) * parts, pieces);
       Plan best;
-      Clusters<image::kMostRanks> clusters;
       if (bytes + 1024 > device.shared_bytes) return best;
       // An SM has room for one CTA, whatever its shared memory.
-      if (resident_clusters(kKernel, {{}, S::kThreads, bytes}, device, &clusters) != cudaSuccess) {
-        cudaGetLastError();  // another kernel will do
-        return best;
-      }
+      const auto clusters =
+          resident_clusters<image::kMostRanks>(kKernel, {{}, S::kThreads, bytes}, device);
       for (int ranks = 1; ranks <= image::kMostRanks && ranks <= units; ++ranks)
         for (int deep = 1; deep <= S::kMostDeep && deep <= units / ranks; deep *= 2) {
           if (clusters[ranks] < 1) continue;

@@ -80,12 +80,9 @@ class WgmmaTmaOfWidth {
       for (int deep = 1; deep <= S::kMostDeep; deep *= 2)
         bytes = std::max(bytes, S::shared_bytes(16 / deep, deep));
       image::Layout best;
-      Clusters<image::kMostRanks> clusters;
       if (bytes + 2048 > device.shared_bytes) return best;
-      if (resident_clusters(kKernel, {{}, S::kThreads, bytes}, device, &clusters) != cudaSuccess) {
-        cudaGetLastError();  // another kernel will do
-        return best;
-      }
+      const auto clusters =
+          resident_clusters<image::kMostRanks>(kKernel, {{}, S::kThreads, bytes}, device);
       Index least = std::numeric_limits<Index>::max();
       const auto weigh = [&](int ranks, int deep, int groups) {
         const int across = groups / deep;
