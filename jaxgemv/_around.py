@@ -89,8 +89,8 @@ def inner(o: Operands, rest: Operands, s: Static) -> Static:
         eps=0.0,
         round_norm=False,
         out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype,
-        x_dtype=s.x_dtype if o.norm is None else s.narrow or o.x.dtype,
-        narrow=s.narrow if o.norm is None and o.x_scale is None else None,
+        dtype_before_norm=s.dtype_before_norm if o.norm is None else s.dtype_before_widening or o.x.dtype,
+        dtype_before_widening=s.dtype_before_widening if o.norm is None and o.x_scale is None else None,
     )
 
 

@@ -135,7 +135,7 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
 def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:
     """What a backend's limits depend on: (N, K, group, format, bits, dtype of x)."""
     n, k = _sides(o, s)
-    return n, k, s.group or k, format_of(o), s.bits, str(s.x_dtype or o.x.dtype)
+    return n, k, s.group or k, format_of(o), s.bits, str(s.dtype_before_norm or o.x.dtype)
 
 
 def _sides(o: Operands, s: Static) -> tuple[int, int]:
@@ -163,9 +163,9 @@ _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 
 def rounds(platform: str, o: Operands, s: Static) -> bool:
     """Whether a kernel may round each weight to x's dtype, as the matmul in its place would, if rows are many."""
-    x = s.x_dtype or o.x.dtype
+    x = s.dtype_before_norm or o.x.dtype
     # Of x that is to be rounded first, which cannot be told a program, rows have to be known to be many.
-    many = o.many if s.x_dtype is not None else o.maybe_many
+    many = o.many if s.dtype_before_norm is not None else o.maybe_many
     if not many or s.k is not None or x not in FLOATS:
         return False
     return x != np.float32 or (platform == "cuda" and s.precision in _TF32)
@@ -175,7 +175,7 @@ def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
     """Whether a kernel writes the weight where rows are too many for a product's."""
     if platform is None or s.implementation is not None or (platform == "cuda" and unfit_gpu()):
         return False
-    return backends[platform].dequantizes(prod(_sides(o, s)), str(s.x_dtype or o.x.dtype))
+    return backends[platform].dequantizes(prod(_sides(o, s)), str(s.dtype_before_norm or o.x.dtype))
 
 
 def _capability() -> int:

@@ -45,7 +45,7 @@ def product(o: Operands, s: Static, *, platform: str | None) -> Array:
             return _reference.of_entries(partial(_of_integers, s=s), o, s, n, nbytes=n * o.x.shape[-1])
         o = o._replace(x=o.x.astype(np.float32))
     # A CPU without instructions for 16 bits is several times slower in them.
-    dtype = np.dtype(np.float32) if platform == "cpu" else s.x_dtype or o.x.dtype
+    dtype = np.dtype(np.float32) if platform == "cpu" else s.dtype_before_norm or o.x.dtype
     n, k = o.packed.shape[-2], s.k or o.x.shape[-1]
     form = dict(bits=s.bits, group=s.group, k=k)
     make = partial(_by_kernel if _dispatch.dequantizes(platform, o, s) else _by_xla, dtype=dtype, **form)

@@ -100,8 +100,9 @@ class Static(NamedTuple):
     eps: float = 0.0
     round_norm: bool = False  # what a norm makes of x may be rounded to x's dtype
     precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
-    x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
-    narrow: np.dtype | None = None  # of x, which is float32 only so that its cotangents add up in that
+    dtype_before_norm: np.dtype | None = None  # x's, before a norm made float32 of it
+    # x is float32 only so that its cotangent is summed over devices in float32; the product itself takes this dtype.
+    dtype_before_widening: np.dtype | None = None
     entry: int | None = None  # what index is, where that is known
 
 

@@ -43,7 +43,7 @@ def bind(o: Operands, s: Static) -> Array:
         axes, x = tuple(sorted(missing)), o.x
         if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
             # The transpose adds up what devices have of the cotangent, which must not be rounded before.
-            s, x = s._replace(narrow=x.dtype), x.astype(jnp.float32)
+            s, x = s._replace(dtype_before_widening=x.dtype), x.astype(jnp.float32)
         x = (
             lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
         )
@@ -205,7 +205,7 @@ def _zeros(aval) -> Array:
 def _transposed(ct, x, o: Operands, s: Static) -> Array:
     """The cotangent of x, which is given as its aval, in the product with the rest of o."""
     k = x.shape[-1] if s.k is None else None
-    y = bind(o._replace(x=ct), s._replace(k=k, out_dtype=x.dtype, narrow=None))
+    y = bind(o._replace(x=ct), s._replace(k=k, out_dtype=x.dtype, dtype_before_widening=None))
     if o.index is None:
         return y
     # The NaN that an index out of range gives does not depend on x.
@@ -227,8 +227,9 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     def lowered(f):
         return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
 
-    if s.narrow is not None:
-        return lowered(lambda *args: _of_type(s.narrow, tree.unflatten(args), s._replace(narrow=None)))
+    if (dtype := s.dtype_before_widening) is not None:
+        narrow = s._replace(dtype_before_widening=None)
+        return lowered(lambda *args: _with_x_as(dtype, tree.unflatten(args), narrow))
     reason = _dispatch.why_reference(platform, obstacle, o, s)
     fused = platform and not (reason or o.is_nothing) and own is None and _dispatch.fuses(platform, o, s)
     written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
@@ -236,7 +237,7 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
         return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
     if platform and not reason and not _dispatch.kernels_for(platform, o, s):
         floats = _dispatch.float_x(o)  # integer x where there is only a kernel for these
-        return lowered(lambda *args: _of_type(floats, tree.unflatten(args), s))
+        return lowered(lambda *args: _with_x_as(floats, tree.unflatten(args), s))
     if own is not None and whole is not None:
         return lowered(auto.partitioned(bind, tree, s, own, whole))
     if o.is_nothing:
@@ -250,7 +251,7 @@ def _lower(ctx, *args, platform: str | None, tree, s: Static):
     return lowered(lambda *args: run(tree.unflatten(args), s))
 
 
-def _of_type(dtype, o: Operands, s: Static) -> Array:
+def _with_x_as(dtype, o: Operands, s: Static) -> Array:
     return bind(o._replace(x=o.x.astype(dtype)), s)
 
 
@@ -258,8 +259,8 @@ def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
     """The FFI call: x as (B, M, its width), the weight's arrays stacked, those that are absent left out."""
     batch, rows, width = o.batch, o.rows, _width(o, s)
     rounds = _dispatch.rounds(platform, o, s)
-    if rounds and s.x_dtype is not None:
-        o = o._replace(x=o.x.astype(s.x_dtype))
+    if rounds and s.dtype_before_norm is not None:
+        o = o._replace(x=o.x.astype(s.dtype_before_norm))
     o = o._replace(packed=whole_words(o.packed))
     if o.scale is None and o.zero is not None:  # a product of integers
         o = o._replace(zero=o.zero.astype(np.int32))
