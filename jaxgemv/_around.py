@@ -48,25 +48,26 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
         return product(o, s)
     stack = None if o.index is None else o.stack
     o, rest = split(o)
-    within = inner(o, rest, s)
-    o = _within(o, before(o, s))
+    inner = inner_static(o, rest, s)
+    o = inner_operands(o, before(o, s))
     if stack is None or o.stack == stack:
-        return after(product(o, within), rest, s, stack)
+        return after(product(o, inner), rest, s, stack)
     # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
     alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
-    y = product(alone, within)
+    y = product(alone, inner)
     return after(select(in_range(o.index, stack), y, np.nan), rest, s, stack)
 
 
-def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
-    """What `compose` asks of the product; of x shape and dtype."""
+def inner_call(o: Operands, s: Static) -> tuple[Operands, Static]:
+    """What `compose` calls the product with; x is only a shape and a dtype."""
     o, rest = split(o)
     same = (o.norm is None or s.round_norm) and o.x_scale is None
     x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if same else jnp.dtype(jnp.float32))
-    return _within(o, x), inner(o, rest, s)
+    return inner_operands(o, x), inner_static(o, rest, s)
 
 
-def _within(o: Operands, x) -> Operands:
+def inner_operands(o: Operands, x) -> Operands:
+    """The product's, from what `split` gives; x: as `before` makes it."""
     return o._replace(x=x, norm=None, perm=None, x_scale=None)
 
 
@@ -81,8 +82,8 @@ def split(o: Operands) -> tuple[Operands, Operands]:
     return o._replace(**{name: None for name in behind if name != "index"}), rest
 
 
-def inner(o: Operands, rest: Operands, s: Static) -> Static:
-    """Of the product inside, from what `split` gives."""
+def inner_static(o: Operands, rest: Operands, s: Static) -> Static:
+    """The product's, from what `split` gives."""
     behind = s.activation or any(a is not None for a in (rest.global_scale, rest.x_scale, rest.residual))
     return s._replace(
         activation=None,

@@ -72,7 +72,7 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
     if kernels_for(platform, o, s):
         return None
     if _around.has_parts(o, s):  # which are composed around a kernel
-        o, s = _around.inside(o, s)
+        o, s = _around.inner_call(o, s)
         return why_no_kernel(platform, o, s)
     if floats := float_x(o):
         return why_no_kernel(platform, o._replace(x=jax.ShapeDtypeStruct(o.x.shape, floats)), s)

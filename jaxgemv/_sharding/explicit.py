@@ -69,14 +69,15 @@ def _check_out_sharding(op: str, out_sharding, mesh, ndim: int) -> PartitionSpec
 @partial(jax.jit, static_argnames=("product", "s", "mesh", "out"), inline=True)
 def _over_mesh(o: Operands, *, product, s: Static, mesh, out) -> Array:
     """The product cut as its plan says, and the parts around it row by row: before it each device has all of K."""
-    rest, within, stack = None, s, None if o.index is None else o.stack
+    rest, inner, stack = None, s, None if o.index is None else o.stack
     if _around.has_parts(o, s):
         o, rest = _around.split(o)
-        within = _around.inner(o, rest, s)
+        inner = _around.inner_static(o, rest, s)
+        x = o.x
         if any(a is not None for a in (o.norm, o.perm, o.x_scale)):
-            o = o._replace(x=_by_rows(partial(_around.before, s=s), o, mesh))
-        o = o._replace(norm=None, perm=None, x_scale=None)
-    y = _cut(o, product, within, mesh)
+            x = _by_rows(partial(_around.before, s=s), o, mesh)
+        o = _around.inner_operands(o, x)
+    y = _cut(o, product, inner, mesh)
     if rest is not None:
         y = _after(y, rest, s, stack, mesh)
     return y if out is None else jax.sharding.reshard(y, NamedSharding(mesh, out))
