@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from jaxgemv._operands import Operands, Static, in_range, is_explicit, select
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,  # keeps NaN

@@ -11,6 +11,7 @@ from jaxgemv import _around
 from jaxgemv._check import FLOAT8, FLOATS, ONE_BYTE
 from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
+from jaxgemv._shapes import known
 
 _REQUIRED = {"x", "packed", "scale"}
 _IN_LOOPS = {"zero", "offset", "codebook", "global_scale", "one_byte_scale"}
@@ -45,8 +46,7 @@ def format_of(o: Operands) -> str:
 
 def fuses(platform: str, o: Operands, s: Static) -> bool:
     """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
-    # Under jax.export rows may be symbolic, and then may be few.
-    inside = not isinstance(o.rows, int) or _are_inside(platform, o, s)
+    inside = o.known_rows is None or _are_inside(platform, o, s)
     return inside and bool(kernels_for(platform, o, s))
 
 
@@ -114,9 +114,9 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
         _warn_of_slow_gpu()
     if reason or platform is None or s.implementation is not None:
         return reason
-    # Under jax.export it may be symbolic, and then may be small.
-    if isinstance(o.rows, int) and o.rows > (most := _most_rows(platform, o, s)):
-        return f"{o.rows} rows of x are more than {most}"
+    rows = o.known_rows
+    if rows is not None and rows > (most := _most_rows(platform, o, s)):
+        return f"{rows} rows of x are more than {most}"
     if loops(platform, o, s):
         return "the weight is so small that XLA's own loop is faster"
     return None
@@ -139,9 +139,8 @@ def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:
 
 
 def _sides(o: Operands, s: Static) -> tuple[int, int]:
-    """(N, K), of a large matrix where they are symbolic, under jax.export."""
-    n, k = (d if isinstance(d, int) else 1 << 14 for d in (o.packed.shape[-2], s.k or o.x.shape[-1]))
-    return n, k
+    """(N, K), of a large matrix where they are not known."""
+    return known(o.packed.shape[-2]) or 1 << 14, known(s.k or o.x.shape[-1]) or 1 << 14
 
 
 def loops(platform: str | None, o: Operands, s: Static) -> bool:
@@ -153,8 +152,8 @@ def loops(platform: str | None, o: Operands, s: Static) -> bool:
         return False
     if o.scale is None or not facts(o, s) <= _IN_LOOPS:
         return False
-    rows = o.rows  # symbolic, maybe, under jax.export
-    return isinstance(rows, int) and rows <= backends[platform].loop_rows(*_weight(o, s))
+    rows = o.known_rows
+    return rows is not None and rows <= backends[platform].loop_rows(*_weight(o, s))
 
 
 # Of float32 x, which a GPU multiplies in TF32 then.
@@ -200,8 +199,7 @@ def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | Non
     """What a kernel needs to write to besides its result, for x (B, M, K): an image of it; None for nothing."""
     if s.k is not None:
         return None
-    # Under jax.export rows may be symbolic, and then may be many.
-    rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20
+    rows = 1 << 20 if o.known_rows is None else o.known_rows
     exact_norm = o.norm is not None and not s.round_norm
     nbytes = backends[platform].image_bytes(rows, o.x.shape[2], format_of(o), str(o.x.dtype), exact_norm)
     return jax.ShapeDtypeStruct((*o.x.shape[:2], nbytes), np.uint8) if nbytes else None

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
 from jaxgemv._operands import is_explicit
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank
 
 _SIGNED_CODES = ("int2", "int4", "int8")
 

@@ -9,6 +9,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType
 
+from jaxgemv._shapes import known
+
 
 class Operands(NamedTuple):
     """The arrays of a product, a pytree; None for those there are not. Fields in the order of csrc/operands.h.
@@ -57,13 +59,20 @@ class Operands(NamedTuple):
         return prod(self.x.shape[self.prefix : -1])
 
     @property
+    def known_rows(self) -> int | None:
+        """The same, or None where one program is for few rows and for many, under jax.export."""
+        return known(self.rows)
+
+    @property
     def many(self) -> bool:
-        """More rows than products keep to float32 for. Symbolic ones, under jax.export, may be few."""
-        return self.maybe_many and isinstance(self.rows, int)
+        """Whether rows are known to be more than products keep to float32 for."""
+        return self.maybe_many and self.known_rows is not None
 
     @property
     def maybe_many(self) -> bool:
-        return not isinstance(self.rows, int) or self.rows > 64  # kExactRows of csrc/gemv.h
+        """Whether they may be."""
+        rows = self.known_rows
+        return rows is None or rows > 64  # kExactRows of csrc/gemv.h
 
     @property
     def stack(self) -> int:
@@ -73,7 +82,7 @@ class Operands(NamedTuple):
     @property
     def is_nothing(self) -> bool:
         """Whether an index has no entry to choose."""
-        return self.index is not None and isinstance(self.stack, int) and self.stack == 0
+        return self.index is not None and known(self.stack) == 0
 
 
 # What goes with the rows of x, and not with the weight.

@@ -15,7 +15,7 @@ from jaxgemv import _rounding
 from jaxgemv._check import as_array
 from jaxgemv._format import pack_unsigned, pad_last
 from jaxgemv._formats import FORMATS, METHODS, GroupSize, resolve, resolve_scale_dtype
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank, known
 from jaxgemv._tensor import QuantizedTensor
 
 # Weights that are rounded at a time, so that what a search makes of them stays in a cache.
@@ -165,7 +165,7 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
 def _by_rows(f, weight):
     """f of (..., N, K), which has results (..., N, ...), some rows at a time: every nth, as shards have their own."""
     *lead, n, k = weight.shape
-    if not isinstance(weight.size, int):  # symbolic, under jax.export
+    if known(weight.size) is None:
         return f(weight)
     blocks = min(n, -(-weight.size // _BLOCK))
     if blocks <= 1:

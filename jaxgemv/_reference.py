@@ -15,7 +15,7 @@ from jax import Array
 from jaxgemv import _grouped
 from jaxgemv._format import spread, unpack, weights
 from jaxgemv._operands import Operands, Static, in_range
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank, known
 
 # Bytes of dequantised matrices that may exist at the same time, if one is not larger.
 _SIDE_BY_SIDE = 64 << 20
@@ -123,11 +123,10 @@ def of_entries(
         return of_slice(o.x, o.index)
 
     def call(x, index):
-        if not isinstance(x.shape[0], int):  # symbolic, under jax.export
-            return jax.vmap(of_slice)(x, index)
-        cost = nbytes + (4 * x.shape[1] * width if isinstance(x.shape[1], int) else 0)
-        chunk = max(1, _SIDE_BY_SIDE // max(cost, 1)) if isinstance(cost, int) else 1
-        if chunk >= x.shape[0]:
+        slices, rows = known(x.shape[0]), known(x.shape[1])
+        cost = known(nbytes + 4 * (rows or 0) * width)
+        chunk = 1 if cost is None else max(1, _SIDE_BY_SIDE // max(cost, 1))
+        if slices is None or chunk >= slices:
             return jax.vmap(of_slice)(x, index)
         return jax.lax.map(lambda each: of_slice(*each), (x, index), batch_size=chunk)
 

@@ -13,7 +13,7 @@ ROOT = Path(jaxgemv.__file__).parent
 
 # A module may import those of the levels above its own.
 LEVELS = (
-    {"_extensions", "_ranks"},
+    {"_extensions", "_shapes"},
     {"_operands", "_check", "_grouped", "_rounding", "codebooks"},
     {"_ffi", "_format", "_formats", "_around"},
     {"_tensor", "_reference", "_dispatch"},
