@@ -18,6 +18,7 @@ from jaxgemv._ffi import TARGET, backends
 from jaxgemv._format import whole_words
 from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
 from jaxgemv._sharding import auto, explicit
+from jaxgemv._ways import Way, way
 
 gemv_p = auto.Primitive("jaxgemv_gemv")
 
@@ -216,43 +217,40 @@ ad.primitive_jvps[gemv_p] = _jvp
 ad.primitive_transposes[gemv_p] = _transpose
 
 
-# Lowering: on several devices by the partitioner, on one by a kernel or the reference, and the parts around the product
-# by themselves unless the kernel takes them.
+# Lowering, in the way that _ways.py says: on several devices by the partitioner, on one by a kernel or the reference,
+# and the parts around the product by themselves unless the kernel takes them.
 
 
 def _lower(ctx, *args, platform: str | None, tree, s: Static):
     o: Operands = tree.unflatten(ctx.avals_in)
     own, whole, obstacle = auto.meshes(ctx, s)
-
-    def lowered(f):
-        return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
-
-    if (dtype := s.dtype_before_widening) is not None:
-        narrow = s._replace(dtype_before_widening=None)
-        return lowered(lambda *args: _with_x_as(dtype, tree.unflatten(args), narrow))
-    reason = _dispatch.why_reference(platform, obstacle, o, s)
-    fused = platform and not (reason or o.is_nothing) and own is None and _dispatch.fuses(platform, o, s)
-    written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
-    if _around.has_parts(o, s) and not (fused or written):
-        return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
-    if platform and not reason and not _dispatch.kernels_for(platform, o, s):
-        floats = _dispatch.float_x(o)  # integer x where there is only a kernel for these
-        return lowered(lambda *args: _with_x_as(floats, tree.unflatten(args), s))
-    if own is not None and whole is not None:
-        return lowered(auto.partitioned(bind, tree, s, own, whole))
-    if o.is_nothing:
-        run = _reference.product  # NaN; a kernel would read an entry
-    elif platform and not reason:
-        run = partial(_kernel_call, platform=platform)
-    elif _many_rows.takes(o, s):
-        run = partial(_many_rows.product, platform=platform)
-    else:
-        run = _reference.loop if _dispatch.loops(platform, o, s) else _reference.product
-    return lowered(lambda *args: run(tree.unflatten(args), s))
+    match way(platform, obstacle, own is not None, o, s):
+        case Way.NARROW_X:
+            run = partial(_with_x_as, s.dtype_before_widening)
+        case Way.PARTS_AROUND:
+            run = partial(_around.compose, bind)
+        case Way.FLOAT_X:
+            run = partial(_with_x_as, _dispatch.float_x(o))
+        case Way.PARTITIONED:
+            run = partial(_partitioned, tree=tree, own=own, whole=whole)
+        case Way.KERNEL:
+            assert platform is not None
+            run = partial(_kernel_call, platform=platform)
+        case Way.MANY_ROWS:
+            run = partial(_many_rows.product, platform=platform)
+        case Way.LOOP:
+            run = _reference.loop
+        case Way.REFERENCE:
+            run = _reference.product
+    return mlir.lower_fun(lambda *args: run(tree.unflatten(args), s), multiple_results=False)(ctx, *args)
 
 
 def _with_x_as(dtype, o: Operands, s: Static) -> Array:
-    return bind(o._replace(x=o.x.astype(dtype)), s)
+    return bind(o._replace(x=o.x.astype(dtype)), s._replace(dtype_before_widening=None))
+
+
+def _partitioned(o: Operands, s: Static, *, tree, own, whole) -> Array:
+    return auto.partitioned(bind, tree, s, own, whole)(*jax.tree.leaves(o))
 
 
 def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:

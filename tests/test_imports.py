@@ -18,6 +18,7 @@ LEVELS = (
     {"_ffi", "_format", "_formats", "_around"},
     {"_tensor", "_reference", "_dispatch"},
     {"_quantize", "_arguments", "_sharding", "_many_rows"},
+    {"_ways"},
     {"_primitive", "_tree"},
     {"_ops", "_activations"},
     {"_config", "attention", "reference"},
