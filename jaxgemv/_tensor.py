@@ -63,13 +63,13 @@ class QuantizedTensor:
     Array([-36.], dtype=float32)
     """
 
-    packed: Array
-    scale: Array | None
-    zero: Array | None = None
-    offset: Array | None = None
-    codebook: Array | None = None
-    global_scale: Array | None = None
-    perm: Array | None = None
+    packed: Array | np.ndarray
+    scale: Array | np.ndarray | None
+    zero: Array | np.ndarray | None = None
+    offset: Array | np.ndarray | None = None
+    codebook: Array | np.ndarray | None = None
+    global_scale: Array | np.ndarray | None = None
+    perm: Array | np.ndarray | None = None
     bits: int = None  # pyright: ignore[reportAssignmentType]  only of a float8 packed, for which it becomes 8
     group_size: int | None = None
     k: int | None = None

@@ -14,7 +14,7 @@ from jaxgemv import codebooks
 from jaxgemv._check import names_of
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words, unpacked
-from jaxgemv.formats._checkpoint import Entry, Options, converted, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry, Options, converted
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
@@ -198,7 +198,7 @@ def fp4(layer: Layer, suffixes: tuple[str, ...], packed: np.ndarray, scale: np.n
         raise layer.error(suffixes[1], f"of shape {(*lead, n, width * 2 // group)}", scale.shape)
 
     def load():
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed,
             scale=scale,
             codebook=stacked(codebooks.E2M1, tuple(lead)),

@@ -12,7 +12,7 @@ Source: inference/kernel.py (weight_dequant) of https://github.com/deepseek-ai/D
 import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import E4M3, E5M2, E8M0, FLOATS, UINT8, Layer
 
 MARKERS, WEIGHT = ("_scale_inv", "_scale"), ""
@@ -36,7 +36,7 @@ def entry(layer: Layer) -> Entry:
     by_row, group_size = block_scale(layer, suffix, scale, weight.shape)
 
     def load() -> QuantizedTensor:
-        return quantized_tensor(packed=weight, scale=by_row(), group_size=group_size)
+        return QuantizedTensor(packed=weight, scale=by_row(), group_size=group_size)
 
     return layer.entry(PARTS, weight.shape, "fp8 e4m3" if weight.dtype == E4M3 else "fp8 e5m2", load)
 

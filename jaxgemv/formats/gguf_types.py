@@ -14,7 +14,6 @@ import numpy as np
 from jaxgemv import codebooks
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import AT_ONCE, packed_words
-from jaxgemv.formats._checkpoint import quantized_tensor
 
 # Type numbers of GGUF.
 PLAIN = {
@@ -86,7 +85,7 @@ class BlockType(NamedTuple):
         stack, codebook = lead[:-1], decoded.codebook
         if codebook is not None:
             codebook = np.ascontiguousarray(np.broadcast_to(codebook, (*stack, 16)))
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed.reshape(*lead, -1),
             scale=scale,
             offset=offset[0] if offset else None,

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import unpacked
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import FLOATS, WORDS, Layer, order_of_groups, permuted, words
 
 MARKERS, WEIGHT = (".qweight",), ".weight"
@@ -95,7 +95,7 @@ def entry(layer: Layer) -> Entry:
             if not equal:
                 return layer.converted(format, "whose act-order has groups of different sizes", weight)
         packed = words(qweight).T
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed if perm is None else permuted(packed, bits, perm),
             scale=scales.T,
             zero=zeros(),
