@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "gelu": partial(jax.nn.gelu, approximate=True),
     "gelu_exact": partial(jax.nn.gelu, approximate=False),
 }
-# Of a weight of 2F rows: act(y[..., :F]) * y[..., F:].
+# For a weight of 2F rows: act(y[..., :F]) * y[..., F:].
 GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
@@ -43,7 +43,7 @@ def only_scales(o: Operands, s: Static) -> bool:
 
 
 def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static) -> Array:
-    """The whole, by a `product` that knows none of the parts."""
+    """The product with its parts, by a `product` that knows none of them."""
     if not has_parts(o, s):
         return product(o, s)
     stack = None if o.index is None else o.stack
@@ -52,7 +52,7 @@ def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static
     o = inner_operands(o, before(o, s))
     if stack is None or o.stack == stack:
         return after(product(o, inner), rest, s, stack)
-    # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
+    # One matrix and a stack of norms, say, as vmap makes them: all slices of x are rows for the one matrix.
     alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
     y = product(alone, inner)
     return after(select(in_range(o.index, stack), y, np.nan), rest, s, stack)
@@ -122,8 +122,8 @@ def before(o: Operands, s: Static) -> Array:
 def after(y: Array, rest: Operands, s: Static, stack: int | None) -> Array:
     """From what the product gives, in float32, to the result. stack: entries that index may choose from."""
     entry = partial(_entry, o=rest, ndim=y.ndim)
-    # The product gives NaN for an index out of range. With parts behind it that is put off, or gradients with respect
-    # to them, of entries that the index was clipped to, would be NaN too.
+    # The product gives NaN for an index out of range. With parts behind it NaN comes last: it would spread to the
+    # gradients of the parts' entries that the index is clipped to.
     behind = s.activation or any(rest.items().keys() - {"index"})
     inside = None
     if behind and rest.index is not None and stack is not None and s.entry is None:
@@ -146,10 +146,10 @@ def after(y: Array, rest: Operands, s: Static, stack: int | None) -> Array:
 
 
 def _entry(a: Array, o: Operands, ndim: int) -> Array:
-    """A parameter (), (W,), or with index a stack of these, that broadcasts against (*P, *L, W)."""
+    """A parameter (), (W,), or with index what it picks of a stack of these, to broadcast against (*P, *L, W)."""
     if o.index is None:
         return a
-    if a.shape[0] == 0:  # any will do: an index has no entry
+    if a.shape[0] == 0:  # any value will do: an index has no entry to pick
         a = jnp.zeros((1, *a.shape[1:]), a.dtype)
     picked = _at(jnp.asarray(a), jnp.clip(o.index, 0, a.shape[0] - 1))
     last = picked.shape[o.prefix :] or (1,)
@@ -157,7 +157,7 @@ def _entry(a: Array, o: Operands, ndim: int) -> Array:
 
 
 def _at(a: Array, index: Array) -> Array:
-    """a[index]. Where index may be cut JAX wants to be told how the result lies, and of a scalar it does not listen."""
+    """a[index]. With Explicit axes JAX must be told how the result is cut, which it ignores for a scalar index."""
     if not is_explicit(index):
         return a[index]
     rows = index if index.ndim else index[None]

@@ -39,7 +39,7 @@ def tile_size(batch, rows, stack, *, nbytes, share: int, platform: str) -> int:
 
 
 def _tiles(batch: int, stack: int, size: int) -> int:
-    """Enough for any index: that many at most are whole, and one of each matrix is not."""
+    """Enough for any index: full ones, and for each matrix at most one that is not full."""
     return (batch + min(stack, batch) * (size - 1)) // size
 
 
@@ -64,9 +64,9 @@ def in_tiles(
 
 
 def _by_comparing(index: Array, stack: int, size: int, slots: int) -> tuple[Array, Array]:
-    """(of each slice the slot, or `slots` for none; of each slot the slice, or B for none)
+    """(the slot of each slice, or `slots` for none; the slice of each slot, or B for none)
 
-    A slice's slot is behind those of its own index that come before it, and behind all tiles of lower ones.
+    A slice's slot comes after those of earlier slices with its index, and after all tiles of lower indices.
     """
     here = np.arange(index.size, dtype=np.int32)
     valid = (index >= 0) & (index < stack)

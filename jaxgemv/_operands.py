@@ -116,8 +116,8 @@ class Static(NamedTuple):
 
 
 def is_explicit(a: Array) -> bool:
-    """Whether the type of an array says how an Explicit axis of the mesh cuts it (or may, where vmap runs over what is
-    cut, which its type does not tell)."""
+    """Whether an array is on a mesh with an Explicit axis, so that its type says how it is cut (but for a dimension
+    that vmap runs over)."""
     return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
 
 

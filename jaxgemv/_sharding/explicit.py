@@ -128,18 +128,18 @@ def _after(y: Array, rest: Operands, s: Static, stack: int | None, mesh) -> Arra
 
 
 def _mapped(f: Callable, args: tuple, specs: tuple, out: PartitionSpec, mesh) -> Array:
-    """shard_map, to which the arguments are brought."""
+    """A shard_map of f, for which the arguments are resharded."""
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
     if axes_of_kind(mesh, AxisType.Manual):
-        # Differentiated inside of another shard_map, it keeps its arguments alone: what it computes of them jax cannot
-        # bring out.
+        # Differentiated inside another shard_map, f keeps its arguments alone: jax cannot bring out what it computes
+        # from them.
         f = jax.checkpoint(f, prevent_cse=False)
     mapped = jax.shard_map(
         f,
         mesh=mesh,
         in_specs=specs,
         out_specs=out,
-        # None stands for all but those that another shard_map or a vmap has taken.
+        # The empty set stands for all axes but those that another shard_map or a vmap has taken.
         axis_names=set(_explicit(mesh)) if axes_of_kind(mesh, AxisType.Auto) else set(),
     )
     return mapped(*jax.tree.map(jax.sharding.reshard, args, shardings))
