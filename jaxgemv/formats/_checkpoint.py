@@ -71,7 +71,7 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
 
 
 class Options(NamedTuple):
-    """Those of `open`. scale_dtype: of scales and offsets that the file has no 16-bit ones of. requantize: arguments of
+    """The options of `open`. scale_dtype: for scales and offsets that would be float32. requantize: arguments of
     `jaxgemv.quantize` for what has no form here, or None to refuse it."""
 
     scale_dtype: np.dtype | None = None

@@ -100,11 +100,11 @@ def _gemv_fast(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
     offset = layer.need(zeros, FLOATS, scales.shape)
 
     def load() -> QuantizedTensor:
-        # A word of four nibbles is of one row: four rows lie one after another in each 64 of K.
+        # 16 bits are four codes of one row, and 64 such words are 64 codes each of four rows, one row after another.
         nibbles = qweight.view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16) & np.uint16(15)
         rows = nibbles.astype(np.uint8).reshape(n // 4, k // 64, 64, 4).reshape(n // 4, k // 64, 4, 64)
         rows = rows.transpose(0, 2, 1, 3).reshape(n, k // 32, 4, 2, 4)
-        # Of each eight the even ones come first, and of 32 pairs are dealt out to four eights.
+        # In each eight the even ones come first; and of 32, the pairs of an eight belong to four different eights.
         pairs = rows.transpose(0, 1, 2, 4, 3).reshape(n, k // 32, 4, 4, 2)
         return QuantizedTensor(
             packed=packed_words(pairs.transpose(0, 1, 3, 2, 4).reshape(n, k), 4),

@@ -88,7 +88,7 @@ def _fp4(layer: Layer, packed: np.ndarray) -> Entry:
 
 
 def _bits(layer: Layer, codes: int, width: int) -> tuple[int, bool]:
-    """Of rows of so many codes and words; and whether a word holds 32 // b of them."""
+    """The bits of rows with so many codes and words; and whether a word holds 32 // bits codes."""
     stated = [
         g["num_bits"]
         for g in layer.weight_schemes
@@ -182,7 +182,7 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
 
 
 def _need_stated(layer: Layer) -> None:
-    """What all schemes of the config say that a layer has: which of them is this one's is not looked up."""
+    """What all schemes of the config say that a layer has: which of them is this layer's is not looked up."""
 
     def says(key: str, *values) -> bool:
         schemes = layer.weight_schemes

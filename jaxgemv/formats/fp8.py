@@ -69,7 +69,7 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
     else:
         sizes = " or ".join(f"{height} x {width}" for height, width in blocks)
         raise layer.error(suffix, f"one for each block of {sizes} in {(n, k)}", scale.shape)
-    # The kernels' scales are of rows.
+    # Kernels take scales of rows.
     return (
         lambda: scale if high == 1 else np.repeat(scale, high, axis=-2)[..., :n, :],
         min(wide, k) if k % wide else None,
@@ -77,7 +77,7 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
 
 
 def _blocks(layer: Layer, suffix: str) -> list[tuple[int, int]]:
-    """What the config says of their sizes; it may say several, and those of groups."""
+    """The sizes that the config states: it may have several, and those of groups."""
     found: list = [layer.quantization.get("weight_block_size")]
     for scheme in layer.weight_schemes:
         block, group = scheme.get("block_structure"), scheme.get("group_size")
