@@ -10,7 +10,7 @@ def covering(
     seed: int,
     fewest: int,
     vary: Sequence[str],
-    base: Callable[[dict], bool] = lambda combination: True,
+    base: Callable[[dict], bool],
 ) -> list[dict]:
     """At least `fewest` combinations where there are so many; each seed has its own, the same everywhere.
 

@@ -92,13 +92,13 @@ def _kernel(platform: str, x: Array, w: QuantizedTensor) -> tuple[str, str | Non
 
 
 def _microseconds(product: Callable, x: Array, copies: list, calls: int) -> float:
-    """One call, each with the next copy of the weight: the median of some."""
+    """The time of one call, the median of some; each call reads the next copy of the weight."""
 
     @jax.jit
     def program(x, copies):
         y = None
         for w in islice(cycle(copies), max(calls, len(copies))):
-            # In order, and none left out.
+            # So that calls run in order, and none is left out.
             x, w = lax.optimization_barrier((x, w))
             x, y = lax.optimization_barrier((x, product(x, w)))
         return y
@@ -123,7 +123,7 @@ def _microseconds(product: Callable, x: Array, copies: list, calls: int) -> floa
 
 @contextmanager
 def _steps(title: str, total: int) -> Iterator[Callable[[], object]]:
-    """A progress bar where rich is there and somebody looks; what to call after each step."""
+    """A progress bar, where rich is there and stderr is a terminal; gives what to call after each step."""
     try:
         from rich.console import Console
         from rich.progress import Progress

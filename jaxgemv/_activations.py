@@ -49,6 +49,6 @@ def _quantize_activations(x: Array, group: int) -> tuple[Array, Array]:
     finite = jnp.all(jnp.isfinite(groups), axis=-1)
     largest = jnp.where(finite, jnp.max(jnp.abs(groups), axis=-1), jnp.nan)
     scale = largest / _LARGEST
-    # By the reciprocal of the rounded scale codes could pass 127.
+    # With the reciprocal of the rounded scale, codes could exceed 127.
     codes = jnp.round(groups * jnp.where(scale > 0, _LARGEST / largest, 0)[..., None])
     return codes.astype(jnp.int8).reshape(x.shape), scale

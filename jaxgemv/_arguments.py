@@ -102,7 +102,7 @@ def check_parts(op: str, asked: Asked, x: Array, shape, index: Array | None, nam
 
 
 def _check_x_scale(op: str, x_scale, x: Array) -> Array:
-    """(..., groups of x); 1 for one a row."""
+    """x_scale as (..., groups of x), of which there is one where each row has one scale."""
     if x.dtype != jnp.int8:
         raise TypeError(f"{op}: x must be int8 for x_scale; got {x.dtype}")
     x_scale = jnp.asarray(check_float(op, "x_scale", x_scale, (jnp.float32,)))
@@ -148,9 +148,9 @@ def check_index(op: str, index, x: Array, name: str, shape: tuple[int, ...]) -> 
 
 
 def known_entry(index, x: Array, shape: tuple[int, ...]) -> int | None:
-    """index as a number of an entry, if a trace has it as one: its arrays are then found by the host.
+    """The entry that index names, if it is a plain number in a trace: the host then finds the entry's arrays.
 
-    Outside of a trace each number would be compiled for.
+    Outside of a trace, each number would need a compilation of its own.
     """
     known = isinstance(index, int | np.integer) and isinstance(x, Tracer) and 0 <= index < shape[0]
     return int(index) if known else None

@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from jaxgemv._operands import Operands, Static, in_range, is_explicit, select
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,  # keeps NaN
@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "gelu": partial(jax.nn.gelu, approximate=True),
     "gelu_exact": partial(jax.nn.gelu, approximate=False),
 }
-# Of a weight of 2F rows: act(y[..., :F]) * y[..., F:].
+# For a weight of 2F rows: act(y[..., :F]) * y[..., F:].
 GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
@@ -43,30 +43,31 @@ def only_scales(o: Operands, s: Static) -> bool:
 
 
 def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static) -> Array:
-    """The whole, by a `product` that knows none of the parts."""
+    """The product with its parts, by a `product` that knows none of them."""
     if not has_parts(o, s):
         return product(o, s)
     stack = None if o.index is None else o.stack
     o, rest = split(o)
-    within = inner(o, rest, s)
-    o = _within(o, before(o, s))
+    inner = inner_static(o, rest, s)
+    o = inner_operands(o, before(o, s))
     if stack is None or o.stack == stack:
-        return after(product(o, within), rest, s, stack)
-    # A stack of norms, say, of one matrix: as vmap makes it. All slices of x are rows of that.
+        return after(product(o, inner), rest, s, stack)
+    # One matrix and a stack of norms, say, as vmap makes them: all slices of x are rows for the one matrix.
     alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
-    y = product(alone, within)
+    y = product(alone, inner)
     return after(select(in_range(o.index, stack), y, np.nan), rest, s, stack)
 
 
-def inside(o: Operands, s: Static) -> tuple[Operands, Static]:
-    """What `compose` asks of the product; of x shape and dtype."""
+def inner_call(o: Operands, s: Static) -> tuple[Operands, Static]:
+    """What `compose` calls the product with; x is only a shape and a dtype."""
     o, rest = split(o)
     same = (o.norm is None or s.round_norm) and o.x_scale is None
     x = jax.ShapeDtypeStruct(o.x.shape, o.x.dtype if same else jnp.dtype(jnp.float32))
-    return _within(o, x), inner(o, rest, s)
+    return inner_operands(o, x), inner_static(o, rest, s)
 
 
-def _within(o: Operands, x) -> Operands:
+def inner_operands(o: Operands, x) -> Operands:
+    """The product's, from what `split` gives; x: as `before` makes it."""
     return o._replace(x=x, norm=None, perm=None, x_scale=None)
 
 
@@ -81,16 +82,16 @@ def split(o: Operands) -> tuple[Operands, Operands]:
     return o._replace(**{name: None for name in behind if name != "index"}), rest
 
 
-def inner(o: Operands, rest: Operands, s: Static) -> Static:
-    """Of the product inside, from what `split` gives."""
+def inner_static(o: Operands, rest: Operands, s: Static) -> Static:
+    """The product's, from what `split` gives."""
     behind = s.activation or any(a is not None for a in (rest.global_scale, rest.x_scale, rest.residual))
     return s._replace(
         activation=None,
         eps=0.0,
         round_norm=False,
         out_dtype=jnp.dtype(jnp.float32) if behind else s.out_dtype,
-        x_dtype=s.x_dtype if o.norm is None else s.narrow or o.x.dtype,
-        narrow=s.narrow if o.norm is None and o.x_scale is None else None,
+        dtype_before_norm=s.dtype_before_norm if o.norm is None else s.dtype_before_widening or o.x.dtype,
+        dtype_before_widening=s.dtype_before_widening if o.norm is None and o.x_scale is None else None,
     )
 
 
@@ -121,8 +122,8 @@ def before(o: Operands, s: Static) -> Array:
 def after(y: Array, rest: Operands, s: Static, stack: int | None) -> Array:
     """From what the product gives, in float32, to the result. stack: entries that index may choose from."""
     entry = partial(_entry, o=rest, ndim=y.ndim)
-    # The product gives NaN for an index out of range. With parts behind it that is put off, or gradients with respect
-    # to them, of entries that the index was clipped to, would be NaN too.
+    # The product gives NaN for an index out of range. With parts behind it NaN comes last: it would spread to the
+    # gradients of the parts' entries that the index is clipped to.
     behind = s.activation or any(rest.items().keys() - {"index"})
     inside = None
     if behind and rest.index is not None and stack is not None and s.entry is None:
@@ -145,10 +146,10 @@ def after(y: Array, rest: Operands, s: Static, stack: int | None) -> Array:
 
 
 def _entry(a: Array, o: Operands, ndim: int) -> Array:
-    """A parameter (), (W,), or with index a stack of these, that broadcasts against (*P, *L, W)."""
+    """A parameter (), (W,), or with index what it picks of a stack of these, to broadcast against (*P, *L, W)."""
     if o.index is None:
         return a
-    if a.shape[0] == 0:  # any will do: an index has no entry
+    if a.shape[0] == 0:  # any value will do: an index has no entry to pick
         a = jnp.zeros((1, *a.shape[1:]), a.dtype)
     picked = _at(jnp.asarray(a), jnp.clip(o.index, 0, a.shape[0] - 1))
     last = picked.shape[o.prefix :] or (1,)
@@ -156,7 +157,7 @@ def _entry(a: Array, o: Operands, ndim: int) -> Array:
 
 
 def _at(a: Array, index: Array) -> Array:
-    """a[index]. Where index may be cut JAX wants to be told how the result lies, and of a scalar it does not listen."""
+    """a[index]. With Explicit axes JAX must be told how the result is cut, which it ignores for a scalar index."""
     if not is_explicit(index):
         return a[index]
     rows = index if index.ndim else index[None]

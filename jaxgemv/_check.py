@@ -66,7 +66,7 @@ def words_per_row(k: int, bits: int) -> int:
 
 
 def check_bits(op: str, bits) -> int:
-    """As Python's own integer, as which it goes on."""
+    """bits as an int, also where numpy has it."""
     if not isinstance(bits, int | np.integer) or isinstance(bits, bool) or not 1 <= bits <= 8:
         raise ValueError(f"{op}: bits must be an integer from 1 to 8; got {bits!r}")
     return int(bits)
@@ -99,8 +99,8 @@ def check_weight(
 ) -> int | None:
     """Checks the arrays of w against each other and K = k; the group size, or None for one group a row.
 
-    `prefix` is how the caller names the arrays' owner in messages ("w." or ""). least: dimensions of a weight; 1 where
-    a single row will do, or none.
+    `prefix` is how the caller names the arrays' owner in messages ("w." or ""). least: dimensions of a weight; with 1 a
+    single row will do, or no row at all.
     """
     check_bits(op, w.bits)
     why = f" for K = {k}" if why is None else why

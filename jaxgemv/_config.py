@@ -11,7 +11,7 @@ import numpy as np
 from jaxgemv import _dispatch
 from jaxgemv._ffi import ATTEND, TARGET, Backend, backends, jaxlib_version
 
-#: Of this package, as pip knows it.
+#: The version of this package, as pip knows it.
 __version__ = importlib.metadata.version("jaxgemv")
 
 #: What to pass as `disabled_checks` to `jax.export.export`: our custom calls keep their meaning for ever.

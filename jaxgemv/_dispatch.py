@@ -11,13 +11,14 @@ from jaxgemv import _around
 from jaxgemv._check import FLOAT8, FLOATS, ONE_BYTE
 from jaxgemv._ffi import Kernel, backends
 from jaxgemv._operands import FACTS, Operands, Static
+from jaxgemv._shapes import known
 
 _REQUIRED = {"x", "packed", "scale"}
 _IN_LOOPS = {"zero", "offset", "codebook", "global_scale", "one_byte_scale"}
 
 
 def facts(o: Operands, s: Static) -> set[str]:
-    """All that is given and that a kernel may not take, by the names of its table."""
+    """All that is given and that not every kernel takes, by the names of their table."""
     found = o.items().keys() - _REQUIRED
     if s.activation is not None:
         found |= {"activation"}
@@ -27,7 +28,7 @@ def facts(o: Operands, s: Static) -> set[str]:
 
 
 def kernels_for(platform: str, o: Operands, s: Static) -> list[Kernel]:
-    """The rows of the table that take all of it."""
+    """The kernels that take all that is given."""
     given = facts(o, s)
     return [k for k in _find(platform, o, s) if given <= k.operands]
 
@@ -45,8 +46,7 @@ def format_of(o: Operands) -> str:
 
 def fuses(platform: str, o: Operands, s: Static) -> bool:
     """Whether kernels take all of it, and a call with these parts inside is faster than with XLA's around it."""
-    # Under jax.export rows may be symbolic, and then may be few.
-    inside = not isinstance(o.rows, int) or _are_inside(platform, o, s)
+    inside = o.known_rows is None or _are_inside(platform, o, s)
     return inside and bool(kernels_for(platform, o, s))
 
 
@@ -72,7 +72,7 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
     if kernels_for(platform, o, s):
         return None
     if _around.has_parts(o, s):  # which are composed around a kernel
-        o, s = _around.inside(o, s)
+        o, s = _around.inner_call(o, s)
         return why_no_kernel(platform, o, s)
     if floats := float_x(o):
         return why_no_kernel(platform, o._replace(x=jax.ShapeDtypeStruct(o.x.shape, floats)), s)
@@ -88,8 +88,8 @@ def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
 
 
 def float_x(o: Operands) -> np.dtype | None:
-    """For integer x with scales, a dtype that holds it and that kernels take: of 16 bits, but not for so many rows that
-    weights would be rounded to it."""
+    """For int8 x and a weight with scales, a float dtype that holds x and has kernels: of 16 bits, or of 32 where there
+    may be so many rows that weights would be rounded to 16."""
     if o.x.dtype != np.int8 or o.scale is None:
         return None
     return np.dtype(np.float32 if o.maybe_many else np.float16)
@@ -114,9 +114,9 @@ def why_reference(platform: str | None, obstacle: str | None, o: Operands, s: St
         _warn_of_slow_gpu()
     if reason or platform is None or s.implementation is not None:
         return reason
-    # Under jax.export it may be symbolic, and then may be small.
-    if isinstance(o.rows, int) and o.rows > (most := _most_rows(platform, o, s)):
-        return f"{o.rows} rows of x are more than {most}"
+    rows = o.known_rows
+    if rows is not None and rows > (most := _most_rows(platform, o, s)):
+        return f"{rows} rows of x are more than {most}"
     if loops(platform, o, s):
         return "the weight is so small that XLA's own loop is faster"
     return None
@@ -135,13 +135,12 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
 def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:
     """What a backend's limits depend on: (N, K, group, format, bits, dtype of x)."""
     n, k = _sides(o, s)
-    return n, k, s.group or k, format_of(o), s.bits, str(s.x_dtype or o.x.dtype)
+    return n, k, s.group or k, format_of(o), s.bits, str(s.dtype_before_norm or o.x.dtype)
 
 
 def _sides(o: Operands, s: Static) -> tuple[int, int]:
-    """(N, K), of a large matrix where they are symbolic, under jax.export."""
-    n, k = (d if isinstance(d, int) else 1 << 14 for d in (o.packed.shape[-2], s.k or o.x.shape[-1]))
-    return n, k
+    """(N, K), of a large matrix where they are not known."""
+    return known(o.packed.shape[-2]) or 1 << 14, known(s.k or o.x.shape[-1]) or 1 << 14
 
 
 def loops(platform: str | None, o: Operands, s: Static) -> bool:
@@ -153,33 +152,34 @@ def loops(platform: str | None, o: Operands, s: Static) -> bool:
         return False
     if o.scale is None or not facts(o, s) <= _IN_LOOPS:
         return False
-    rows = o.rows  # symbolic, maybe, under jax.export
-    return isinstance(rows, int) and rows <= backends[platform].loop_rows(*_weight(o, s))
+    rows = o.known_rows
+    return rows is not None and rows <= backends[platform].loop_rows(*_weight(o, s))
 
 
-# Of float32 x, which a GPU multiplies in TF32 then.
+# Values of jax.default_matmul_precision with which a GPU multiplies float32 x in TF32.
 _TF32 = None, "default", "fastest", "tensorfloat32", "TF32_TF32_F32"
 
 
 def rounds(platform: str, o: Operands, s: Static) -> bool:
     """Whether a kernel may round each weight to x's dtype, as the matmul in its place would, if rows are many."""
-    x = s.x_dtype or o.x.dtype
-    # Of x that is to be rounded first, which cannot be told a program, rows have to be known to be many.
-    many = o.many if s.x_dtype is not None else o.maybe_many
+    x = s.dtype_before_norm or o.x.dtype
+    # A norm may have made float32 of x. A program for any number of rows cannot decide later whether to round it again,
+    # so the number must be known.
+    many = o.many if s.dtype_before_norm is not None else o.maybe_many
     if not many or s.k is not None or x not in FLOATS:
         return False
     return x != np.float32 or (platform == "cuda" and s.precision in _TF32)
 
 
 def dequantizes(platform: str | None, o: Operands, s: Static) -> bool:
-    """Whether a kernel writes the weight where rows are too many for a product's."""
+    """Whether a kernel writes out the weight, for more rows than kernels of products are for."""
     if platform is None or s.implementation is not None or (platform == "cuda" and unfit_gpu()):
         return False
-    return backends[platform].dequantizes(prod(_sides(o, s)), str(s.x_dtype or o.x.dtype))
+    return backends[platform].dequantizes(prod(_sides(o, s)), str(s.dtype_before_norm or o.x.dtype))
 
 
 def _capability() -> int:
-    """The major number of what runs on the GPUs here, if it is one; else 0, also where a program is made for others."""
+    """The major compute capability of the code that runs on the GPUs here; 0 where they differ or there is none."""
     found = {backends["cuda"].code_for(_number(d)) // 10 for d in _gpus()}
     return found.pop() if len(found) == 1 else 0
 
@@ -197,11 +197,10 @@ def shared_rows(platform: str, o: Operands, s: Static) -> int:
 
 
 def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | None:
-    """What a kernel needs to write to besides its result, for x (B, M, K): an image of it; None for nothing."""
+    """The buffer that a kernel needs besides its result, for an image of x (B, M, K); None if it needs none."""
     if s.k is not None:
         return None
-    # Under jax.export rows may be symbolic, and then may be many.
-    rows = o.x.shape[1] if isinstance(o.x.shape[1], int) else 1 << 20
+    rows = 1 << 20 if o.known_rows is None else o.known_rows
     exact_norm = o.norm is not None and not s.round_norm
     nbytes = backends[platform].image_bytes(rows, o.x.shape[2], format_of(o), str(o.x.dtype), exact_norm)
     return jax.ShapeDtypeStruct((*o.x.shape[:2], nbytes), np.uint8) if nbytes else None
@@ -224,7 +223,7 @@ _OLDEST = 8.0  # compute capability that kernels are compiled for
 
 @cache
 def unfit_gpu() -> str | None:
-    """Why GPUs of this process cannot run what was compiled. What is lowered for GPUs elsewhere finds nothing."""
+    """Why GPUs of this process cannot run what was compiled; None without any, as when lowering for GPUs elsewhere."""
     driver, built = backends["cuda"].versions()
     if not driver:
         return None
@@ -245,7 +244,7 @@ def _text(version: int) -> str:
 
 
 def _warn_of_slow_gpu() -> None:
-    """Once for each reason, where a GPU is here and runs no kernels."""
+    """Warns, once for each reason, where a GPU is here and runs no kernels."""
     if backends["cuda"].missing and _has_gpu():
         _warn(f"jaxgemv._cuda is {backends['cuda'].missing}", "Reinstall with JAXGEMV_CUDA=ON; ")
     elif reason := unfit_gpu():

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
 from jaxgemv._operands import is_explicit
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank
 
 _SIGNED_CODES = ("int2", "int4", "int8")
 
@@ -105,14 +105,14 @@ def _unpack(packed, *, bits, k):
         codes = jax.lax.bitcast_convert_type(packed, jnp.uint8)
         return codes.reshape(*packed.shape[:-1], packed.shape[-1] * 4)[..., :k]
     count, words = _block(bits)
-    # Codes come in runs that fit into a word of their own: that is put together from one word or two, and gives a code.
+    # Codes come in runs that fit into one word: it is put together from one packed word or two, and gives each code.
     run = count if words == 1 else 4
     word, shift = _places(bits, run)
     blocks = -(-packed.shape[-1] // words)
     packed = pad_last(packed, -packed.shape[-1] % words).reshape(*packed.shape[:-1], blocks, words)
 
     def words_at(i):
-        # For each code, though the same for a run: so XLA keeps one loop, in which compilers find what is the same.
+        # One for each code, though a run shares it: then XLA keeps one loop, and its compiler sees what is shared.
         return jnp.broadcast_to(packed[..., i, None, None], (*packed.shape[:-1], count // run, run))
 
     # Selected word by word: XLA of jaxlib 0.8 folds a gather of constants to the wrong values.
@@ -136,7 +136,7 @@ def _block(bits: int) -> tuple[int, int]:
 
 
 def _places(bits: int, run: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Of each run of codes in a block: the word it starts in, and the bit there; (runs, 1)."""
+    """For each run of codes in a block the word it starts in, and the bit there; both (runs, 1)."""
     word, shift = np.divmod(np.arange(0, _block(bits)[0], run)[:, None] * bits, 32)
     return word, shift.astype(np.uint32)
 

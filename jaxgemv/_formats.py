@@ -9,16 +9,16 @@ from jax.typing import DTypeLike
 from jaxgemv import codebooks
 from jaxgemv._check import FLOATS, as_dtype, check_bits, check_group_size, names_of
 
-# What tells a group_size that was not given from None, one group a row.
+# "default" tells a group_size that was not given from None, one group a row.
 GroupSize = int | None | Literal["default"]
 
 
 class Format(NamedTuple):
-    """What `format=` decides. codebook: its name in `jaxgemv.codebooks`; None for float8_e4m3fn as it lies."""
+    """What `format=` decides. codebook: its name in `jaxgemv.codebooks`; None where codes are float8_e4m3fn."""
 
     codebook: str | None
     group_size: int | None
-    scale_dtype: Any = None  # None: of 16 or 32 bits, which scale_dtype= says
+    scale_dtype: Any = None  # None: of 16 or 32 bits, as scale_dtype= says
     any_group: bool = False  # group_size may be another
     global_scale: bool = False
     who: str = ""  # uses it

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxgemv._shapes import known
+
 # Bytes of weights that are read in the time that it takes to move the rows: six small kernels on a GPU. (H200, int4,
 # jitted calls: sparing 42 and 48 MiB made no call faster, 96 MiB one of 117 us to 109, 168 MiB one of 81 to 54.) The
 # reference dequantises a matrix for each slice, which always takes longer.
@@ -26,8 +28,8 @@ def tile_size(batch, rows, stack, *, nbytes, share: int, platform: str) -> int:
 
     batch: slices, of `rows` rows each. nbytes: of one matrix of the stack. share: rows that one read can serve.
     """
-    if not all(isinstance(size, int) for size in (batch, rows, stack, nbytes)):
-        return 1  # symbolic, under jax.export
+    if any(known(size) is None for size in (batch, rows, stack, nbytes)):
+        return 1
     if batch < 2 * stack or share < 2 * rows or stack == 0:
         return 1
     # Twice the mean, so that most matrices need one tile.
@@ -37,7 +39,7 @@ def tile_size(batch, rows, stack, *, nbytes, share: int, platform: str) -> int:
 
 
 def _tiles(batch: int, stack: int, size: int) -> int:
-    """Enough for any index: that many at most are whole, and one of each matrix is not."""
+    """Enough for any index: full ones, and for each matrix at most one that is not full."""
     return (batch + min(stack, batch) * (size - 1)) // size
 
 
@@ -62,9 +64,9 @@ def in_tiles(
 
 
 def _by_comparing(index: Array, stack: int, size: int, slots: int) -> tuple[Array, Array]:
-    """(of each slice the slot, or `slots` for none; of each slot the slice, or B for none)
+    """(the slot of each slice, or `slots` for none; the slice of each slot, or B for none)
 
-    A slice's slot is behind those of its own index that come before it, and behind all tiles of lower ones.
+    A slice's slot comes after those of earlier slices with its index, and after all tiles of lower indices.
     """
     here = np.arange(index.size, dtype=np.int32)
     valid = (index >= 0) & (index < stack)

@@ -29,7 +29,7 @@ _INTEGER_K = 1 << 16
 
 
 def takes(o: Operands, s: Static) -> bool:
-    """Whether this is for it, and not for the reference, where there is no kernel."""
+    """Whether a product that has no kernel runs here, and not by the reference."""
     if _around.has_parts(o, s) and not (o.x.dtype in FLOATS and _around.only_scales(o, s)):
         return False
     scaled = o.x.dtype in FLOATS or o.scale is not None
@@ -38,14 +38,14 @@ def takes(o: Operands, s: Static) -> bool:
 
 def product(o: Operands, s: Static, *, platform: str | None) -> Array:
     """x (*P, *L, K) times the weight's rows, (*P, *L, N); see Operands and Static. Without the parts around it, but for
-    a global scale: that is part of the weight, since behind the product it would be a pass over more numbers."""
+    a global scale: that goes into the weight, since behind the product it would be one more pass over the result."""
     if o.x.dtype not in FLOATS:
         if _has_row_scales(o) and o.x.shape[-1] <= _INTEGER_K:
             n = o.packed.shape[-2]
             return _reference.of_entries(partial(_of_integers, s=s), o, s, n, nbytes=n * o.x.shape[-1])
         o = o._replace(x=o.x.astype(np.float32))
     # A CPU without instructions for 16 bits is several times slower in them.
-    dtype = np.dtype(np.float32) if platform == "cpu" else s.x_dtype or o.x.dtype
+    dtype = np.dtype(np.float32) if platform == "cpu" else s.dtype_before_norm or o.x.dtype
     n, k = o.packed.shape[-2], s.k or o.x.shape[-1]
     form = dict(bits=s.bits, group=s.group, k=k)
     make = partial(_by_kernel if _dispatch.dequantizes(platform, o, s) else _by_xla, dtype=dtype, **form)
@@ -57,7 +57,7 @@ def product(o: Operands, s: Static, *, platform: str | None) -> Array:
 
 
 def _has_row_scales(o: Operands) -> bool:
-    """Of codes that are integers, one scale a row and no groups of zeros or offsets."""
+    """Whether codes are integers with one scale a row, and zeros or offsets have no groups either."""
     own = 0 if o.index is None else 1
     parameters = [a for a in (o.scale, o.zero, o.offset) if a is not None]
     by_row = all(a.ndim - own < 2 or a.shape[-1] == 1 for a in parameters)
@@ -82,7 +82,7 @@ def _of_integers(x: Array, w: Mapping[str, Array], *, s: Static) -> Array:
 
 
 def _pick(w: Mapping[str, Array], entry: Array | None, *, make: Callable) -> dict[str, Array]:
-    """Of that entry of a stack, or of the one matrix, the weight (N, K or more), and bias."""
+    """The weight (N, K or more) and the bias of that entry of a stack, or of the one matrix."""
     rest = dict(w)
     bias = {"bias": rest.pop("bias")} if "bias" in rest else {}
     return {"weight": make(rest, entry), **_reference.pick(bias, entry)}
@@ -124,6 +124,6 @@ def _by_kernel(
 
     @call.def_vmap
     def _(_size, _batched, entry, w):
-        return call(entry, w), True  # over entries alone
+        return call(entry, w), True  # vmapped over entries alone
 
     return call(entry, w)

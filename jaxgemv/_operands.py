@@ -9,6 +9,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType
 
+from jaxgemv._shapes import known
+
 
 class Operands(NamedTuple):
     """The arrays of a product, a pytree; None for those there are not. Fields in the order of csrc/operands.h.
@@ -57,13 +59,20 @@ class Operands(NamedTuple):
         return prod(self.x.shape[self.prefix : -1])
 
     @property
+    def known_rows(self) -> int | None:
+        """The same, or None where one program is for few rows and for many, under jax.export."""
+        return known(self.rows)
+
+    @property
     def many(self) -> bool:
-        """More rows than products keep to float32 for. Symbolic ones, under jax.export, may be few."""
-        return self.maybe_many and isinstance(self.rows, int)
+        """Whether rows are known to be more than products keep to float32 for."""
+        return self.maybe_many and self.known_rows is not None
 
     @property
     def maybe_many(self) -> bool:
-        return not isinstance(self.rows, int) or self.rows > 64  # kExactRows of csrc/gemv.h
+        """Whether they may be."""
+        rows = self.known_rows
+        return rows is None or rows > 64  # kExactRows of csrc/gemv.h
 
     @property
     def stack(self) -> int:
@@ -73,7 +82,7 @@ class Operands(NamedTuple):
     @property
     def is_nothing(self) -> bool:
         """Whether an index has no entry to choose."""
-        return self.index is not None and isinstance(self.stack, int) and self.stack == 0
+        return self.index is not None and known(self.stack) == 0
 
 
 # What goes with the rows of x, and not with the weight.
@@ -100,14 +109,15 @@ class Static(NamedTuple):
     eps: float = 0.0
     round_norm: bool = False  # what a norm makes of x may be rounded to x's dtype
     precision: str | None = None  # jax.default_matmul_precision at the call, for many rows of float32 x
-    x_dtype: np.dtype | None = None  # of x, before a norm made float32 of it
-    narrow: np.dtype | None = None  # of x, which is float32 only so that its cotangents add up in that
+    dtype_before_norm: np.dtype | None = None  # x's, before a norm made float32 of it
+    # x is float32 only so that its cotangent is summed over devices in float32; the product itself takes this dtype.
+    dtype_before_widening: np.dtype | None = None
     entry: int | None = None  # what index is, where that is known
 
 
 def is_explicit(a: Array) -> bool:
-    """Whether the type of an array says how an Explicit axis of the mesh cuts it (or may, where vmap runs over what is
-    cut, which its type does not tell)."""
+    """Whether an array is on a mesh with an Explicit axis, so that its type says how it is cut (but for a dimension
+    that vmap runs over)."""
     return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
 
 

@@ -34,7 +34,7 @@ _P = ParamSpec("_P")
 
 
 def _is_local(a) -> bool:
-    """An array on one device: where shardings are known, a trace must not hide them."""
+    """Whether it is an array on one device. Of others a trace would hide the sharding, which is checked."""
     return isinstance(a, Array) and not isinstance(a, Tracer) and isinstance(a.sharding, SingleDeviceSharding)
 
 
@@ -172,7 +172,7 @@ def _gemv(op: str, x, w: QuantizedTensor, asked: Asked, out_sharding, prefix: st
         raise TypeError(f"{op}: scale must be an array for x of dtype {x.dtype}; got None")
     k = x.shape[-1]
     group = check_weight(op, w, k, prefix, f" for x with K = {k}")
-    # Of bare words, what x is says how much of the last one there is.
+    # Packed words alone do not tell K: x's width says how many codes the last word holds.
     whole = w.shape[-1] if prefix else w.k or k
     if k != whole:
         raise ValueError(f"{op}: x must have shape (..., {whole}) for w of shape {w.shape}; got {x.shape}")
@@ -205,7 +205,7 @@ def _dense(op: str, x, w, asked: Asked, out_sharding) -> Array:
 def _product(
     product, x: Array, weight: dict[str, Array], asked: Asked, s: Static, out_sharding, name: str
 ) -> Array:
-    """What both have in common: the other arguments. name: of weight["packed"], in messages."""
+    """What both have in common: all other arguments. name: what messages call weight["packed"]."""
     shape = tuple(weight["packed"].shape)
     index = check_index(s.op, asked.index, x, name, shape)
     parts = check_parts(s.op, asked, x, shape, index, name)
@@ -224,7 +224,7 @@ def _product(
 
 
 def _with_arrays(op: str, w: QuantizedTensor, name: str) -> QuantizedTensor:
-    """Leaves as arrays, if they were Python numbers, say."""
+    """w with arrays as leaves, which may have been Python numbers, say."""
     fields = {field: getattr(w, field) for field in ARRAYS}
     arrays = {
         field: as_array(op, name if field == "packed" else field, a)
@@ -235,7 +235,7 @@ def _with_arrays(op: str, w: QuantizedTensor, name: str) -> QuantizedTensor:
 
 
 def _check_implementation(o: Operands, s: Static) -> None:
-    """Raises now, while tracing, for a named backend that has no kernel; whether there is a device, lowering knows."""
+    """Raises now, while tracing, for a named backend that has no kernel; lowering sees whether there is a device."""
     if s.implementation in (None, "xla", "reference"):
         return
     if not isinstance(s.implementation, str) or s.implementation not in backends:

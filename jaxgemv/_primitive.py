@@ -18,6 +18,7 @@ from jaxgemv._ffi import TARGET, backends
 from jaxgemv._format import whole_words
 from jaxgemv._operands import PER_ROW, Operands, Static, in_range, select
 from jaxgemv._sharding import auto, explicit
+from jaxgemv._ways import Way, way
 
 gemv_p = auto.Primitive("jaxgemv_gemv")
 
@@ -37,13 +38,13 @@ def _dense(o: Operands, s: Static) -> Array:
 
 
 def bind(o: Operands, s: Static) -> Array:
-    """x varies over all manual axes that another operand varies over, as the rules below take for granted."""
+    """Binds gemv_p, with x varying over all manual axes that any operand varies over: the rules rely on it."""
     missing = frozenset().union(*map(_varying, jax.tree.leaves(o))) - _varying(o.x)
     if missing:
         axes, x = tuple(sorted(missing)), o.x
         if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
-            # The transpose adds up what devices have of the cotangent, which must not be rounded before.
-            s, x = s._replace(narrow=x.dtype), x.astype(jnp.float32)
+            # The transpose sums the cotangent over devices, whose parts must not be rounded before.
+            s, x = s._replace(dtype_before_widening=x.dtype), x.astype(jnp.float32)
         x = (
             lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
         )
@@ -76,7 +77,7 @@ def jaxgemv_gemv(*args, **params):
     return gemv_p.bind(*args, **params)
 
 
-# As JAX marks what stands for one operation: where jax_debug_nans finds NaN it says so, and does not look inside.
+# JAX's mark of a function that is one operation: jax_debug_nans reports a NaN in its result, and does not look inside.
 jaxgemv_gemv._apply_primitive = True  # pyright: ignore[reportFunctionMemberAccess]
 _compiled = jax.jit(jaxgemv_gemv, static_argnames=("tree", "s"))
 
@@ -109,7 +110,7 @@ def _batch(args, dims, *, tree, s: Static):
     if o.index is None:
         named["index"] = jnp.arange(size, dtype=jnp.int32)
     elif mapped & weights:
-        # Stacks of stacks become one, and an index must not reach into a neighbour's.
+        # A stack of stacks becomes one, in which an index must not reach into a neighbour's entries.
         index = named["index"]
         stack = max(named[name].shape[1] for name in weights)
         start = jnp.arange(size, dtype=jnp.int32).reshape(size, *(1,) * (index.ndim - 1)) * np.int32(stack)
@@ -121,7 +122,7 @@ def _batch(args, dims, *, tree, s: Static):
 
 
 def _at(a: Array, dim: int | None, place: int, size: int) -> Array:
-    """The mapped dimension at `place`, or where there is none, one of `size`."""
+    """a with its mapped dimension at `place`, or where it has none, with a new one of `size`."""
     if dim is not None:
         return jnp.moveaxis(a, dim, place)
     a = jnp.expand_dims(a, place)
@@ -140,14 +141,14 @@ batching.primitive_batchers[gemv_p] = lambda args, dims, **params: explicit.batc
 )
 
 
-# Derivatives. Linear in x, by the kernel; in the weight's float arrays by the reference; and the parts around the
-# product, which need not be linear, by JAX.
+# Derivatives: with respect to x by the kernel, to the weight's float arrays by the reference, and of the parts around
+# the product, which need not be linear, by JAX.
 
 
 def _jvp(primals, tangents, *, tree, s: Static):
     o: Operands = tree.unflatten(primals)
     moving = {name: t for name, t in tree.unflatten(tangents).items().items() if type(t) is not ad.Zero}
-    moving.pop("packed", None)  # of float8, which has no room for a derivative
+    moving.pop("packed", None)  # float8 weights have none: it would have to be float8 too
     if o.scale is not None and o.scale.dtype in ONE_BYTE:
         moving.pop("scale", None)
     at = {name: getattr(o, name) for name in moving}
@@ -158,7 +159,7 @@ def _jvp(primals, tangents, *, tree, s: Static):
     if "x" in moving:
         terms.append(bind(_without_bias(o)._replace(x=moving.pop("x")), s))
         at.pop("x")
-    if "bias" in moving:  # which the reference would have to multiply for
+    if "bias" in moving:  # for which the reference would compute the product
         bias = Operands(x=None, packed=None, bias=moving.pop("bias"), index=o.index)
         zeros = jnp.zeros_like(y, jnp.float32)
         terms.append(_around.after(zeros, bias, s._replace(entry=None), None if o.index is None else o.stack))
@@ -191,7 +192,7 @@ def _transpose(ct, *args, tree, s: Static):
 
 
 def _without_bias(o: Operands) -> Operands:
-    """Of a bias that vmap alone has made a stack, the one entry of the others."""
+    """The rest. If vmap made a stack of the bias alone, the rest has one entry, and each valid index becomes 0."""
     rest = o._replace(bias=None)
     if o.index is None or rest.stack == o.stack:
         return rest
@@ -203,9 +204,9 @@ def _zeros(aval) -> Array:
 
 
 def _transposed(ct, x, o: Operands, s: Static) -> Array:
-    """The cotangent of x, which is given as its aval, in the product with the rest of o."""
+    """The cotangent of x in the product with the rest of o. x: its aval."""
     k = x.shape[-1] if s.k is None else None
-    y = bind(o._replace(x=ct), s._replace(k=k, out_dtype=x.dtype, narrow=None))
+    y = bind(o._replace(x=ct), s._replace(k=k, out_dtype=x.dtype, dtype_before_widening=None))
     if o.index is None:
         return y
     # The NaN that an index out of range gives does not depend on x.
@@ -216,50 +217,48 @@ ad.primitive_jvps[gemv_p] = _jvp
 ad.primitive_transposes[gemv_p] = _transpose
 
 
-# Lowering: on several devices by the partitioner, on one by a kernel or the reference, and the parts around the product
-# by themselves unless the kernel takes them.
+# Lowering, in the way that _ways.py says: on several devices by the partitioner, on one by a kernel or the reference,
+# and the parts around the product by themselves unless the kernel takes them.
 
 
 def _lower(ctx, *args, platform: str | None, tree, s: Static):
     o: Operands = tree.unflatten(ctx.avals_in)
     own, whole, obstacle = auto.meshes(ctx, s)
-
-    def lowered(f):
-        return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
-
-    if s.narrow is not None:
-        return lowered(lambda *args: _of_type(s.narrow, tree.unflatten(args), s._replace(narrow=None)))
-    reason = _dispatch.why_reference(platform, obstacle, o, s)
-    fused = platform and not (reason or o.is_nothing) and own is None and _dispatch.fuses(platform, o, s)
-    written = reason and own is None and _many_rows.takes(o, s)  # the weight, with its global scale
-    if _around.has_parts(o, s) and not (fused or written):
-        return lowered(lambda *args: _around.compose(bind, tree.unflatten(args), s))
-    if platform and not reason and not _dispatch.kernels_for(platform, o, s):
-        floats = _dispatch.float_x(o)  # integer x where there is only a kernel for these
-        return lowered(lambda *args: _of_type(floats, tree.unflatten(args), s))
-    if own is not None and whole is not None:
-        return lowered(auto.partitioned(bind, tree, s, own, whole))
-    if o.is_nothing:
-        run = _reference.product  # NaN; a kernel would read an entry
-    elif platform and not reason:
-        run = partial(_kernel_call, platform=platform)
-    elif _many_rows.takes(o, s):
-        run = partial(_many_rows.product, platform=platform)
-    else:
-        run = _reference.loop if _dispatch.loops(platform, o, s) else _reference.product
-    return lowered(lambda *args: run(tree.unflatten(args), s))
+    match way(platform, obstacle, own is not None, o, s):
+        case Way.NARROW_X:
+            run = partial(_with_x_as, s.dtype_before_widening)
+        case Way.PARTS_AROUND:
+            run = partial(_around.compose, bind)
+        case Way.FLOAT_X:
+            run = partial(_with_x_as, _dispatch.float_x(o))
+        case Way.PARTITIONED:
+            run = partial(_partitioned, tree=tree, own=own, whole=whole)
+        case Way.KERNEL:
+            assert platform is not None
+            run = partial(_kernel_call, platform=platform)
+        case Way.MANY_ROWS:
+            run = partial(_many_rows.product, platform=platform)
+        case Way.LOOP:
+            run = _reference.loop
+        case Way.REFERENCE:
+            run = _reference.product
+    return mlir.lower_fun(lambda *args: run(tree.unflatten(args), s), multiple_results=False)(ctx, *args)
 
 
-def _of_type(dtype, o: Operands, s: Static) -> Array:
-    return bind(o._replace(x=o.x.astype(dtype)), s)
+def _with_x_as(dtype, o: Operands, s: Static) -> Array:
+    return bind(o._replace(x=o.x.astype(dtype)), s._replace(dtype_before_widening=None))
+
+
+def _partitioned(o: Operands, s: Static, *, tree, own, whole) -> Array:
+    return auto.partitioned(bind, tree, s, own, whole)(*jax.tree.leaves(o))
 
 
 def _kernel_call(o: Operands, s: Static, *, platform: str) -> Array:
-    """The FFI call: x as (B, M, its width), the weight's arrays stacked, those that are absent left out."""
+    """The FFI call: x as (B, M, its width), the weight's arrays as stacks, absent ones left out."""
     batch, rows, width = o.batch, o.rows, _width(o, s)
     rounds = _dispatch.rounds(platform, o, s)
-    if rounds and s.x_dtype is not None:
-        o = o._replace(x=o.x.astype(s.x_dtype))
+    if rounds and s.dtype_before_norm is not None:
+        o = o._replace(x=o.x.astype(s.dtype_before_norm))
     o = o._replace(packed=whole_words(o.packed))
     if o.scale is None and o.zero is not None:  # a product of integers
         o = o._replace(zero=o.zero.astype(np.int32))

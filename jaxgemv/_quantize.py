@@ -15,7 +15,7 @@ from jaxgemv import _rounding
 from jaxgemv._check import as_array
 from jaxgemv._format import pack_unsigned, pad_last
 from jaxgemv._formats import FORMATS, METHODS, GroupSize, resolve, resolve_scale_dtype
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank, known
 from jaxgemv._tensor import QuantizedTensor
 
 # Weights that are rounded at a time, so that what a search makes of them stays in a cache.
@@ -126,7 +126,7 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
     global_scale = _global_scale(weight, np.nanmax(of.values)) if of and of.global_scale else None
 
     def of_rows(weight):
-        """Of some rows of each matrix: packed, scale, zero."""
+        """packed, scale and zero of some rows of each matrix."""
         weight = weight.astype(jnp.float32)
         # Filled up with the last weight, which leaves the group's range as it is.
         weight = jnp.pad(weight, [(0, 0)] * len(lead) + [(0, short)], mode="edge") if short else weight
@@ -149,7 +149,7 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
 
     packed, scale, zero = _by_rows(of_rows, weight)
     if of is not None:
-        # Floats of one byte were bytes until now: a loop that fills an array of those converts all of it each time.
+        # One-byte floats are uint8 until here: a loop that fills an array of such floats converts all of it each time.
         scale = lax.bitcast_convert_type(scale, dtype) if scale.dtype == jnp.uint8 else scale
         packed = packed if codebook else lax.bitcast_convert_type(packed, jnp.float8_e4m3fn)
     return QuantizedTensor(
@@ -163,9 +163,9 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
 
 
 def _by_rows(f, weight):
-    """f of (..., N, K), which has results (..., N, ...), some rows at a time: every nth, as shards have their own."""
+    """f(weight), with results (..., N, ...), some rows of (..., N, K) at a time: every nth, some of each shard."""
     *lead, n, k = weight.shape
-    if not isinstance(weight.size, int):  # symbolic, under jax.export
+    if known(weight.size) is None:
         return f(weight)
     blocks = min(n, -(-weight.size // _BLOCK))
     if blocks <= 1:
@@ -186,14 +186,14 @@ def _by_rows(f, weight):
 
 
 def _global_scale(weight, largest):
-    """Of each matrix, so that the scale of its largest group is the largest that e4m3 has."""
+    """One for each matrix, so that the scale of its largest group is the largest that e4m3 has."""
     magnitude = jnp.max(jnp.abs(weight), axis=(-2, -1), where=jnp.isfinite(weight), initial=0)
     scale = magnitude.astype(jnp.float32) / np.float32(448 * largest)
     return jnp.where(scale == 0, 1, scale)
 
 
 def static(bits: int, group_size: int | None, k: int, *, is_float8: bool) -> dict[str, Any]:
-    """What the arrays of a tensor cannot tell."""
+    """The fields of a tensor that its arrays do not tell."""
     g = min(group_size or k, k)
     return {
         "bits": bits,

@@ -15,7 +15,7 @@ from jax import Array
 from jaxgemv import _grouped
 from jaxgemv._format import spread, unpack, weights
 from jaxgemv._operands import Operands, Static, in_range
-from jaxgemv._ranks import any_rank
+from jaxgemv._shapes import any_rank, known
 
 # Bytes of dequantised matrices that may exist at the same time, if one is not larger.
 _SIDE_BY_SIDE = 64 << 20
@@ -59,7 +59,7 @@ def _sums(x: Array, w: Array) -> Array:
 def _dense(x: Array, w: Mapping[str, Array], precision: str) -> Array:
     weight = w["packed"]
     dtype = jnp.promote_types(x.dtype, weight.dtype)
-    # A sum would be the same for one row on a GPU, and several rows, as vmap makes of it, no matmul.
+    # A GPU gains nothing by a sum for one row, and where vmap makes several rows of it, it would be no matmul.
     return jax.lax.platform_dependent(
         x.astype(dtype),
         weight.astype(dtype),
@@ -83,14 +83,14 @@ def contract(x: Array, w: Array, precision: str = "highest", out_dtype=jnp.float
         x,
         w,
         (((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
-        # On a GPU only float32 operands are rounded otherwise, to TF32.
+        # It matters for operands of float32 alone, which a GPU may round to TF32.
         precision=precision if x.dtype == jnp.float32 else "default",
         preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else out_dtype,
     )
 
 
 def pick(w: Mapping[str, Array], entry: Array | None) -> dict[str, Array]:
-    """The arrays of entry `entry` of a stack, of which one alone serves every index; all of them for None."""
+    """The arrays of one entry of a stack (an array with a single entry serves all); as they are where entry is None."""
     if entry is None:
         return dict(w)
     return {name: a[0] if a.shape[0] == 1 else jnp.asarray(a)[entry] for name, a in w.items()}
@@ -100,7 +100,7 @@ def pick(w: Mapping[str, Array], entry: Array | None) -> dict[str, Array]:
 def of_entries(
     one: Callable, o: Operands, s: Static, width: int, *, nbytes: int, pick: Callable = pick
 ) -> Array:
-    """`one(x, pick(arrays, entry))` for each slice of x, with bias, rounded once. nbytes: of a matrix made by `one`."""
+    """`one(x, pick(arrays, entry))` for each slice of x, with bias, rounded once. nbytes: of the matrix `one` makes."""
     w = o.weight()
     if o.index is None:
         y = one(o.x, pick(w, None))
@@ -123,11 +123,10 @@ def of_entries(
         return of_slice(o.x, o.index)
 
     def call(x, index):
-        if not isinstance(x.shape[0], int):  # symbolic, under jax.export
-            return jax.vmap(of_slice)(x, index)
-        cost = nbytes + (4 * x.shape[1] * width if isinstance(x.shape[1], int) else 0)
-        chunk = max(1, _SIDE_BY_SIDE // max(cost, 1)) if isinstance(cost, int) else 1
-        if chunk >= x.shape[0]:
+        slices, rows = known(x.shape[0]), known(x.shape[1])
+        cost = known(nbytes + 4 * (rows or 0) * width)
+        chunk = 1 if cost is None else max(1, _SIDE_BY_SIDE // max(cost, 1))
+        if slices is None or chunk >= slices:
             return jax.vmap(of_slice)(x, index)
         return jax.lax.map(lambda each: of_slice(*each), (x, index), batch_size=chunk)
 

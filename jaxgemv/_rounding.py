@@ -15,11 +15,11 @@ from jax import Array, lax
 _E4M3_LARGEST, _E4M3_NAN, _E8M0_NAN = 0x7E, 0x7F, 0xFF  # bytes
 # How much smaller, or larger, than min-max's a scale may be; for tables whose ends differ, with either sign.
 _FACTORS = np.linspace(1.15, 0.7, 8, dtype=np.float32)
-_NEIGHBOURS = {"float8_e4m3fn": range(-3, 7), "float8_e8m0fnu": range(-1, 2)}  # of a byte
+_NEIGHBOURS = {"float8_e4m3fn": range(-3, 7), "float8_e8m0fnu": range(-1, 2)}  # of min-max's byte
 
 
 class Scales(NamedTuple):
-    """What min-max takes, and others to try."""
+    """Scale and maybe zero as min-max has them, and others to try: candidate(i) for each i below count."""
 
     first: tuple[Array, ...]
     candidate: Callable[[Array], tuple[Array, ...]]
@@ -32,7 +32,8 @@ def affine(
     """uint8 codes, scale, zero (None if symmetric), so that `(codes - zero) * scale` is near to groups.
 
     min-max: 0.0 is always a code, so that a padded or pruned weight stays 0.
-    mse: of 5 x 5 ranges, each end drawn in by up to 0.4 / bits of the range, the best; its line fitted to its codes.
+    mse: the best of 5 x 5 ranges, each end drawn in by up to 0.4 / bits of the range (if symmetric, of 13 scales for
+    either sign), or a line fitted to the codes of the best.
     """
     top, mid = (1 << bits) - 1, 1 << bits - 1
     largest, least = groups.max(axis=-1), groups.min(axis=-1)
@@ -106,7 +107,7 @@ def table(
 
     values: 16, or the 256 of float8_e4m3fn. A scale of one byte comes as uint8. min-max: the largest value of
     either sign stands for the largest magnitude of the group. In one byte it is rounded to nearest (e4m3), or to the
-    next power of two that leaves nothing out (e8m0), as MLX does. mse: other factors, or bytes near that one.
+    next power of two that leaves nothing out (e8m0), as MLX does. mse: also other factors, or bytes near that one.
     """
     largest = np.nanmax(np.abs(values))
     magnitude = jnp.where(_finite(groups), jnp.abs(groups).max(axis=-1), jnp.nan)
@@ -147,7 +148,7 @@ def table(
 def _least(
     groups, importance, scales: Scales, values, step=lambda scale: scale, fitted=None
 ) -> tuple[Array, ...]:
-    """Of each group the candidate with the least squared error: the first of those that are alike."""
+    """The candidate with the least squared error for each group, of equal ones the first."""
 
     def with_error(found):
         error = jnp.square(groups - values(*found) * step(found[0])[..., None])
@@ -168,7 +169,7 @@ def _least(
 
 
 def _stored(a: Array, dtype) -> Array:
-    """As its dtype will hold it. The barrier keeps XLA from leaving out the rounding."""
+    """As that dtype will hold it. The barrier keeps XLA from leaving out the rounding."""
     return lax.optimization_barrier(a.astype(dtype)).astype(jnp.float32)
 
 
@@ -178,7 +179,7 @@ def _finite(groups: Array) -> Array:
 
 
 def _divisor(scale: Array) -> Array:
-    """1 for 0: a group of zeros, or one too small for the scale's dtype, has scale 0, and becomes exact zeros."""
+    """scale, but 1 for 0: a group of zeros, or too small for the scale's dtype, has scale 0 and becomes exact zeros."""
     return jnp.where(scale == 0, 1, scale)
 
 
@@ -189,7 +190,7 @@ def _mean(a: Array, importance: Array | None) -> Array:
 
 
 def _slope(a: Array, b: Array, importance: Array | None) -> Array:
-    """The factor of a that comes nearest to b."""
+    """The factor with which a comes nearest to b."""
     weighted = a if importance is None else a * importance
     square = jnp.sum(weighted * a, axis=-1)
     return jnp.where(square == 0, jnp.nan, jnp.sum(weighted * b, axis=-1) / _divisor(square))

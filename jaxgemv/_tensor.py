@@ -20,7 +20,7 @@ from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check
 from jaxgemv._format import beside, pack, weights
 from jaxgemv._operands import is_explicit
 
-# Arrays of a tensor, in the order of its fields; and those of them that rows of the weight have for themselves.
+# Arrays of a tensor, in the order of its fields; and those of them that have a part for each row of the weight.
 ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
 _BY_ROW = ("packed", "scale", "zero", "offset", "global_scale")
 _NO_ARRAY = (
@@ -63,13 +63,13 @@ class QuantizedTensor:
     Array([-36.], dtype=float32)
     """
 
-    packed: Array
-    scale: Array | None
-    zero: Array | None = None
-    offset: Array | None = None
-    codebook: Array | None = None
-    global_scale: Array | None = None
-    perm: Array | None = None
+    packed: Array | np.ndarray
+    scale: Array | np.ndarray | None
+    zero: Array | np.ndarray | None = None
+    offset: Array | np.ndarray | None = None
+    codebook: Array | np.ndarray | None = None
+    global_scale: Array | np.ndarray | None = None
+    perm: Array | np.ndarray | None = None
     bits: int = None  # pyright: ignore[reportAssignmentType]  only of a float8 packed, for which it becomes 8
     group_size: int | None = None
     k: int | None = None
@@ -77,7 +77,7 @@ class QuantizedTensor:
     def __post_init__(self):
         if self.bits is None and getattr(self.packed, "dtype", None) in FLOAT8:
             object.__setattr__(self, "bits", 8)
-        for name in ("bits", "group_size", "k"):  # a program is found by them, and saved with them
+        for name in ("bits", "group_size", "k"):  # programs are found by them, and exported with them
             if isinstance(value := getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(value))
 
@@ -209,7 +209,7 @@ class QuantizedTensor:
         # Rows: what they share stays as it is, or is repeated where they become a stack.
         lead = () if isinstance(i, slice) else i.shape[:-1]
         for name, a in arrays.items():
-            if name == "scale" and a.ndim == 0:  # where an index out of range is seen
+            if name == "scale" and a.ndim == 0:  # so that an index out of range shows in it
                 a = _broadcast(a, (size,))
             if name in _BY_ROW and a.ndim:
                 arrays[name] = _take(a, i)
@@ -235,7 +235,7 @@ class Transposed:
     """`w.T`: the right side of `x @ w.T`."""
 
     __array_ufunc__ = None
-    # What that calls. `_ops` sets it, since imports go one way.
+    # What `x @ w.T` calls. `_ops` sets it, since imports go one way.
     gemv: Callable[[Any, QuantizedTensor], Array]
 
     def __init__(self, w: QuantizedTensor):
@@ -323,7 +323,7 @@ def _in_order(weight: Array, perm: Array) -> Array:
     perm = beside(perm, weight) if is_explicit(weight) else perm
     if perm.ndim > 1:
         return jax.vmap(_in_order)(weight, perm)
-    # As `_take` marks what was no entry.
+    # `_take` fills perm with this where an index was out of range.
     none = jnp.where(jnp.any(perm == jnp.iinfo(perm.dtype).min), jnp.nan, 0).astype(weight.dtype)
     if not is_explicit(weight):
         return jnp.full_like(weight, none).at[..., perm].add(weight, mode="drop")

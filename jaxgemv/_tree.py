@@ -23,9 +23,9 @@ _NAMES = "kernel", "weight", "w"
 ALREADY = "is quantised already"
 
 Predicate = Callable[[str, Any], bool | Mapping[str, Any]]
-# Arguments of `quantize`, or None to keep the leaf; and why.
+# (arguments of `quantize`, or None to keep the leaf; why)
 Choice = tuple[Mapping[str, Any] | None, str]
-# Of the largest matrix that was kept and why, what a warning says where nothing is quantised.
+# From the path of the largest matrix that was kept, and why, to the end of a warning that nothing is quantised.
 Hint = Callable[[str, str], str]
 
 
@@ -124,8 +124,8 @@ def converted(
     hint: Hint | None,
 ) -> list:
     """What `make` makes of each leaf that `chosen` has arguments for, and the others. donate: deletes what was made
-    into another, but not as long as it is another leaf too. hint: for the caller's caller, where there are matrices and
-    none of them is chosen; None, or a report, for no warning."""
+    into another, but not as long as it is another leaf too. hint: makes the text of a warning when there are matrices
+    and none was chosen; None, or a report, means no warning."""
     uses = Counter(id(leaf) for _, leaf in leaves)
     made, kept = [], []
     for name, leaf in _with_progress(leaves):
@@ -197,7 +197,7 @@ def _is_matrix(name: str, leaf) -> bool:
 
 
 def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
-    """`quantize`, and the arrays cut as the leaf is; shapes of those of shapes."""
+    """`quantize`, with arrays that are cut as the leaf is; of a leaf that is a shape, shapes."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
 
@@ -219,7 +219,7 @@ def placed(leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int
         return make(leaf)
     mesh = sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
-        # Else each step would have to say how it is cut.
+        # With Explicit axes each step would have to say how its result is cut.
         auto = Mesh(
             np.asarray(mesh.devices), mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
         )

@@ -32,7 +32,7 @@ def one_token(
     - q: (heads, D), float16, bfloat16 or float32.
     - k, v: (kv_heads, S, D), in q's dtype; heads is a multiple of kv_heads, and neighbours share keys.
     - position: int32 (): the token sees positions 0 ... position of the cache, its own among them.
-    - window: sees the last so many alone; 0 for all. Known while tracing, as scale is.
+    - window: how many of the last positions the token sees; 0 for all. Known while tracing, as scale is.
     - scale: of scores; 1 / sqrt(D) if None.
 
     Gives (heads, D) in q's dtype; scores, weights and sums are float32. NaN where no position is seen. Raises TypeError

@@ -36,7 +36,7 @@ _FORMATS = {"nf4": "nf4", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "mxfp8": "mxfp8", 
 def provider(rules: Sequence[qwix.QuantizationRule], *, method: str = "mse") -> qwix.QuantizationProvider:
     """For `qwix.quantize_model(model, provider(rules), ...)`: its products with weights become `jaxgemv.gemv`.
 
-    Of each `qwix.QuantizationRule`, the first whose `module_path` and `op_names` match:
+    Each product goes by the first `qwix.QuantizationRule` whose `module_path` and `op_names` match:
 
     - weight_qtype: int2 to int8 (jnp.int4, or "int3"), "nf4", "mxfp4", "nvfp4", "mxfp8" or jnp.float8_e4m3fn.
     - tile_size: the group_size of `jaxgemv.quantize`, of which the formats with a name have their own; a float is a
@@ -167,7 +167,7 @@ class _Provider(qwix.PtqProvider):
         return x if isinstance(x, WithAux) else jnp.astype(x, dtype, **options)
 
     def _kernel(self, op_name: str, weight, axes) -> Kernel | None:
-        """The weight's; None where it is none, or shall stay as it is."""
+        """The weight's Kernel; None where it is no weight, or shall stay as it is."""
         rule, _ = self._get_current_rule_and_op_id(op_name)
         if isinstance(weight, WithAux):
             if not isinstance(weight.array, Kernel):
@@ -183,9 +183,8 @@ class _Provider(qwix.PtqProvider):
         layout = Layout(tuple(weight.shape), inner, batch)
         arguments = _arguments(rule, weight.shape[inner[-1]]) | {"method": self._method}
         if arguments.get("format") not in ("mxfp4", "nvfp4", "mxfp8"):
-            arguments["scale_dtype"] = (
-                weight.dtype
-            )  # also where `quantize_params` has the weight in another one
+            # Also where `quantize_params` has the weight in another dtype.
+            arguments["scale_dtype"] = weight.dtype
         how = _How(layout, tuple(arguments.items()), 8 if rule.act_qtype is not None else None)
         kernel = _quantized(weight, how)
         _put(name, kernel, how)
@@ -193,7 +192,7 @@ class _Provider(qwix.PtqProvider):
 
 
 def _arguments(rule: qwix.QuantizationRule, size: int) -> dict[str, Any]:
-    """Of quantize, for a weight with this many numbers along the axis that has tiles."""
+    """Arguments of quantize, for a weight with this many numbers along the axis that has tiles."""
     qtype = rule.weight_qtype
     name = qtype if isinstance(qtype, str) else jnp.dtype(qtype).name
     bits = re.fullmatch(r"int([2-8])", name)
@@ -231,7 +230,7 @@ def _quantized(array: jax.Array, how: _How) -> Kernel:
 
 
 def _put(name: str, kernel: Kernel, how: _How) -> None:
-    """Into the module that now runs, in the place of the parameter and with its metadata."""
+    """Puts it into the module that now runs, in the place of the parameter and with its metadata."""
     module = flax_util.get_current_module()
     arrays = {field: a for field in ARRAYS if (a := getattr(kernel.tensor, field)) is not None}
     is_linen = isinstance(module, nn.Module)

@@ -118,7 +118,7 @@ def _propagation_rule(shapes: Mapping[str, tuple[int, ...]], s: Static) -> SdySh
         "codebook": (*stacked, "codes"),
     }
     factors = {
-        # A dimension of size 1 is cut like no other.
+        # A dimension of size 1 has a factor of its own: it is not cut with others.
         name: tuple(
             factor if size > 1 else f"{name}{i}"
             for i, (factor, size) in enumerate(zip(dims.get(name, (*stacked, "n", f"{name}groups")), shape))
@@ -153,7 +153,7 @@ mlir.register_lowering(_part_p, _lower_part)
 
 
 def _mesh_of(context, op: str) -> Mesh:
-    """Of the program's NamedShardings, or else of jax.set_mesh; cut fine, as the compiler may use part of an axis."""
+    """That of the program's NamedShardings, or of jax.set_mesh; axes in prime factors, as XLA may use part of one."""
     for known in (context.abstract_mesh, jax.sharding.get_abstract_mesh()):
         if known is not None and known.size == context.num_devices:
             axes = {

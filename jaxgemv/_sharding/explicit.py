@@ -69,14 +69,15 @@ def _check_out_sharding(op: str, out_sharding, mesh, ndim: int) -> PartitionSpec
 @partial(jax.jit, static_argnames=("product", "s", "mesh", "out"), inline=True)
 def _over_mesh(o: Operands, *, product, s: Static, mesh, out) -> Array:
     """The product cut as its plan says, and the parts around it row by row: before it each device has all of K."""
-    rest, within, stack = None, s, None if o.index is None else o.stack
+    rest, inner, stack = None, s, None if o.index is None else o.stack
     if _around.has_parts(o, s):
         o, rest = _around.split(o)
-        within = _around.inner(o, rest, s)
+        inner = _around.inner_static(o, rest, s)
+        x = o.x
         if any(a is not None for a in (o.norm, o.perm, o.x_scale)):
-            o = o._replace(x=_by_rows(partial(_around.before, s=s), o, mesh))
-        o = o._replace(norm=None, perm=None, x_scale=None)
-    y = _cut(o, product, within, mesh)
+            x = _by_rows(partial(_around.before, s=s), o, mesh)
+        o = _around.inner_operands(o, x)
+    y = _cut(o, product, inner, mesh)
     if rest is not None:
         y = _after(y, rest, s, stack, mesh)
     return y if out is None else jax.sharding.reshard(y, NamedSharding(mesh, out))
@@ -127,18 +128,18 @@ def _after(y: Array, rest: Operands, s: Static, stack: int | None, mesh) -> Arra
 
 
 def _mapped(f: Callable, args: tuple, specs: tuple, out: PartitionSpec, mesh) -> Array:
-    """shard_map, to which the arguments are brought."""
+    """A shard_map of f, for which the arguments are resharded."""
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
     if axes_of_kind(mesh, AxisType.Manual):
-        # Differentiated inside of another shard_map, it keeps its arguments alone: what it computes of them jax cannot
-        # bring out.
+        # Differentiated inside another shard_map, f keeps its arguments alone: jax cannot bring out what it computes
+        # from them.
         f = jax.checkpoint(f, prevent_cse=False)
     mapped = jax.shard_map(
         f,
         mesh=mesh,
         in_specs=specs,
         out_specs=out,
-        # None stands for all but those that another shard_map or a vmap has taken.
+        # The empty set stands for all axes but those that another shard_map or a vmap has taken.
         axis_names=set(_explicit(mesh)) if axes_of_kind(mesh, AxisType.Auto) else set(),
     )
     return mapped(*jax.tree.map(jax.sharding.reshard, args, shardings))

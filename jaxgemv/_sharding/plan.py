@@ -21,7 +21,7 @@ Dims = tuple[Axes, ...]
 class Plan(NamedTuple):
     """How to cut the operands and the result, and what the parts of the weight are like.
 
-    summed: what cuts the dimension that the product sums over, K or, transposed, N. k: that of Static, of a part.
+    summed: the axes that cut the dimension that the product sums over, K or, transposed, N. k: a part's, for Static.
     """
 
     operands: dict[str, Dims]
@@ -94,8 +94,8 @@ def _check_parts(k: int, parts: int, s: Static, group: int | None) -> None:
 def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Array:
     """What one device computes of its parts of the operands, by `product`, a product of Operands and Static.
 
-    at: its number among the devices that add up one sum, and among those that hold parts of one stack. The first of
-    the former adds the bias; the latter tell by theirs which entries of the stack they have.
+    at: its number among the devices that add up one sum, of which number 0 adds the bias; and among those that hold
+    parts of one stack, which says which entries it has.
     """
     of_part = s._replace(group=cut.group, k=cut.k)
     summed = (*cut.summed, *cut.stack)
@@ -115,7 +115,7 @@ def part(product: Callable, o: Operands, s: Static, cut: Plan, at: tuple) -> Arr
     if index is None:
         y = lax.psum(y, summed)
     else:
-        # What an index out of range gives is no number to be summed.
+        # An index out of range gives NaN or the least integer, which must not go into the sum.
         y = lax.psum(_select(y, index, first, cut.part, 0), summed)
         bad = np.iinfo(np.int32).min if exact else np.nan
         y = _select(y, index, np.int32(0), cut.entries, bad)
@@ -138,7 +138,7 @@ def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
 
 
 def spec_of(dims: Dims) -> PartitionSpec:
-    """The other way."""
+    """The reverse of `dims_of`."""
     return PartitionSpec(*(None if not d else d[0] if len(d) == 1 else d for d in dims))
 
 

@@ -80,7 +80,7 @@ class Kernel:
     def shape(self) -> tuple[int, ...]:
         *lead, n, k = self.tensor.shape
         sizes, batch = list(self.layout.sizes), len(self.layout.batch)
-        # The first of those that became one may be cut, by shard_map say.
+        # Where several axes became one, the first may be cut, by shard_map, say.
         for axes, size in ((self.layout.outer, n), (self.layout.inner, k)):
             if axes:
                 sizes[axes[0]] = size // prod(sizes[a] for a in axes[1:])

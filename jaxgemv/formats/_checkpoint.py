@@ -70,13 +70,8 @@ class Checkpoint(Mapping[str, QuantizedTensor | np.ndarray]):
         return f"<Checkpoint of {len(self)} tensors>"
 
 
-def quantized_tensor(**fields: Any) -> QuantizedTensor:
-    """Of numpy arrays, which do as JAX's do where a function takes them."""
-    return QuantizedTensor(**fields)
-
-
 class Options(NamedTuple):
-    """Those of `open`. scale_dtype: of scales and offsets that the file has no 16-bit ones of. requantize: arguments of
+    """The options of `open`. scale_dtype: for scales and offsets that would be float32. requantize: arguments of
     `jaxgemv.quantize` for what has no form here, or None to refuse it."""
 
     scale_dtype: np.dtype | None = None

@@ -48,7 +48,7 @@ _MARKERS = [(marker, family) for family in FAMILIES for marker in family.MARKERS
 
 
 def read(files: Mapping[Path, set[str]], folder: Path, options: Options) -> Checkpoint:
-    """files: and the tensors that must be in each. folder: where config.json may be."""
+    """files: with the tensors that must be in each. folder: where config.json may be."""
     tensors, places, metadata = read_files(files)
     config = read_json(folder / "config.json")
     quantization = quantization_of(folder, config)

@@ -14,7 +14,7 @@ from jaxgemv import codebooks
 from jaxgemv._check import names_of
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words, unpacked
-from jaxgemv.formats._checkpoint import Entry, Options, converted, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry, Options, converted
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
@@ -50,7 +50,7 @@ class Layer:
 
     @property
     def weight_schemes(self) -> list[dict]:
-        """Of compressed-tensors' config, what each group of modules says of its weights."""
+        """What each group of modules in compressed-tensors' config says of its weights."""
         return objects([group.get("weights") for group in objects(self.quantization.get("config_groups"))])
 
     def get(self, suffix: str) -> np.ndarray | None:
@@ -105,8 +105,8 @@ class Layer:
         return None
 
     def group_of(self, suffix: str, k: int, groups: int, stated: int | None) -> tuple[int, int | None]:
-        """The group size, and what QuantizedTensor's group_size has to be. Without a statement groups divide K;
-        0 and -1 state all of it."""
+        """The group size, and what QuantizedTensor's group_size has to be. Where none is stated, groups divide
+        K; 0 and -1 state one group of all K."""
         stated = k if stated in (-1, 0) else stated
         if stated is not None and groups == -(-k // stated):
             stated = min(stated, k)
@@ -135,7 +135,7 @@ class Layer:
         why: str,
         weight: Callable[[], np.ndarray] | None = None,
     ) -> Entry:
-        """Of a weight that has no form here. weight: how to compute it."""
+        """The entry of a weight that has no form here. weight: computes it."""
         return self.entry(suffixes, shape, format, partial(self.converted, format, why, weight))
 
     def converted(self, format: str, why: str, weight: Callable[[], np.ndarray] | None) -> QuantizedTensor:
@@ -146,7 +146,7 @@ class Layer:
 
 
 def objects(of: Any) -> list[dict]:
-    """Those among the values of a config's object or list; none of anything else."""
+    """The JSON objects in an object or list of a config; none in anything else."""
     values = of.values() if isinstance(of, dict) else of if isinstance(of, list) else ()
     return [value for value in values if isinstance(value, dict)]
 
@@ -172,7 +172,7 @@ def signed_bytes(a: np.ndarray) -> np.ndarray:
 
 
 def order_of_groups(layer: Layer, suffix: str, g_idx: np.ndarray, groups: int, group: int):
-    """The permutation that sorts columns by group, None where they are; and whether it gives groups of that size.
+    """The permutation that sorts columns by group, None if they are; and whether it gives groups of that size.
 
     Raises ValueError for groups that are not there.
     """
@@ -198,7 +198,7 @@ def fp4(layer: Layer, suffixes: tuple[str, ...], packed: np.ndarray, scale: np.n
         raise layer.error(suffixes[1], f"of shape {(*lead, n, width * 2 // group)}", scale.shape)
 
     def load():
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed,
             scale=scale,
             codebook=stacked(codebooks.E2M1, tuple(lead)),

@@ -48,7 +48,7 @@ def error(path: Path, what: str, expected, got) -> ValueError:
 
 
 def looks_like_it(path: Path) -> bool:
-    """A header that begins as JSON does."""
+    """Whether the header begins as JSON does."""
     with path.open("rb") as file:
         return file.read(9)[8:] == b"{"
 
@@ -123,7 +123,7 @@ def _json_object(path: Path, what: str, text: bytes) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file."""
+    """The object in a file, empty where there is no such file."""
     return _json_object(path, "the file", path.read_bytes()) if path.is_file() else {}
 
 
@@ -140,7 +140,7 @@ def _need_parts(path: Path, name: str, count: int) -> None:
 
 
 def files_of(path: Path) -> dict[Path, set[str]]:
-    """Those that hold the tensors of a folder, and names that each must have: what its index says, or all files."""
+    """The files that hold a folder's tensors, and names that each must have: as its index says, or else all files."""
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if not indexes:
         alone = [file for file in sorted(path.glob("*.safetensors")) if file.is_file()]
@@ -180,7 +180,7 @@ def read_files(
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the family says of its codes, wherever it keeps that; empty where nothing does."""
+    """What is said of the codes, wherever the family keeps that; empty where nothing is."""
     for holder in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):
             if isinstance(holder, Mapping) and isinstance(holder.get(key), dict):

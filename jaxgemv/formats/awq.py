@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words, unpacked
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import FLOATS, WORDS, Layer, words
 
 MARKERS, WEIGHT = (".qweight",), ".weight"
@@ -58,7 +58,7 @@ def _gemm(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
         return codes.reshape(len(a), n).T
 
     def load() -> QuantizedTensor:
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed_words(columns(qweight), 4),
             scale=scales.T,
             zero=None if qzeros is None else columns(qzeros),
@@ -79,7 +79,7 @@ def _gemv(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
         raise layer.error(".qzeros", f"of {scales.shape[1]} codes a row, as .scales", qzeros.shape)
 
     def load() -> QuantizedTensor:
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=words(qweight),
             scale=scales[:, :groups],
             zero=unpacked(words(qzeros), 4, groups),
@@ -100,13 +100,13 @@ def _gemv_fast(layer: Layer, qweight: np.ndarray, scales: np.ndarray) -> Entry:
     offset = layer.need(zeros, FLOATS, scales.shape)
 
     def load() -> QuantizedTensor:
-        # A word of four nibbles is of one row: four rows lie one after another in each 64 of K.
+        # 16 bits are four codes of one row, and 64 such words are 64 codes each of four rows, one row after another.
         nibbles = qweight.view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16) & np.uint16(15)
         rows = nibbles.astype(np.uint8).reshape(n // 4, k // 64, 64, 4).reshape(n // 4, k // 64, 4, 64)
         rows = rows.transpose(0, 2, 1, 3).reshape(n, k // 32, 4, 2, 4)
-        # Of each eight the even ones come first, and of 32 pairs are dealt out to four eights.
+        # In each eight the even ones come first; and of 32, the pairs of an eight belong to four different eights.
         pairs = rows.transpose(0, 1, 2, 4, 3).reshape(n, k // 32, 4, 4, 2)
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed_words(pairs.transpose(0, 1, 3, 2, 4).reshape(n, k), 4),
             scale=scales[:groups].T,
             offset=offset[:groups].T,

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words, unpacked
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import UINT8, Layer, ragged, stacked
 
 MARKERS, WEIGHT = (".absmax",), ""
@@ -76,7 +76,7 @@ def entry(layer: Layer) -> Entry:
             scale = values[absmax] * nested[by] + np.float32(state.get("nested_offset", 0.0))
         if group < size:
             scale = scale[np.arange(codes // group) * group // size]
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed,
             scale=scale.reshape(*lead, n, k // group),
             codebook=stacked(table, tuple(lead)),

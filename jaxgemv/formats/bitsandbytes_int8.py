@@ -6,7 +6,7 @@ Source: bitsandbytes/nn/modules.py (Linear8bitLt) of https://github.com/bitsandb
 import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import INT8, Layer, ragged, signed_bytes
 
 MARKERS, WEIGHT = (".SCB",), ".weight"
@@ -28,8 +28,6 @@ def entry(layer: Layer) -> Entry:
 
     def load() -> QuantizedTensor:
         scale = scb.reshape(-1, 1) * np.float32(1 / 127)
-        return quantized_tensor(
-            packed=signed_bytes(weight), scale=scale, bits=8, k=ragged(weight.shape[1], 8)
-        )
+        return QuantizedTensor(packed=signed_bytes(weight), scale=scale, bits=8, k=ragged(weight.shape[1], 8))
 
     return layer.entry(PARTS, weight.shape, "bitsandbytes int8", load)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words, unpacked
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import (
     E4M3,
     E8M0,
@@ -88,7 +88,7 @@ def _fp4(layer: Layer, packed: np.ndarray) -> Entry:
 
 
 def _bits(layer: Layer, codes: int, width: int) -> tuple[int, bool]:
-    """Of rows of so many codes and words; and whether a word holds 32 // b of them."""
+    """The bits of rows with so many codes and words; and whether a word holds 32 // bits codes."""
     stated = [
         g["num_bits"]
         for g in layer.weight_schemes
@@ -162,7 +162,7 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
             return layer.converted(format, "whose act-order has groups of different sizes", weight)
         if perm is not None:
             w, perm = permuted(w, bits, perm), stacked(perm, tuple(lead))
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=w,
             scale=scale,
             zero=zeros(),
@@ -182,7 +182,7 @@ def _pack_quantized(layer: Layer, packed: np.ndarray) -> Entry:
 
 
 def _need_stated(layer: Layer) -> None:
-    """What all schemes of the config say that a layer has: which of them is this one's is not looked up."""
+    """What all schemes of the config say that a layer has: which of them is this layer's is not looked up."""
 
     def says(key: str, *values) -> bool:
         schemes = layer.weight_schemes
@@ -217,7 +217,7 @@ def _int_quantized(layer: Layer) -> Entry:
         if zero is not None:
             shifted = zero.astype(np.int16) + np.int16(128)
             zeros, _ = block_scale(layer, ".weight_zero_point", shifted, weight.shape)
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=signed_bytes(weight),
             scale=by_row(),
             zero=None if zeros is None else zeros(),

@@ -12,7 +12,7 @@ Source: inference/kernel.py (weight_dequant) of https://github.com/deepseek-ai/D
 import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import E4M3, E5M2, E8M0, FLOATS, UINT8, Layer
 
 MARKERS, WEIGHT = ("_scale_inv", "_scale"), ""
@@ -36,7 +36,7 @@ def entry(layer: Layer) -> Entry:
     by_row, group_size = block_scale(layer, suffix, scale, weight.shape)
 
     def load() -> QuantizedTensor:
-        return quantized_tensor(packed=weight, scale=by_row(), group_size=group_size)
+        return QuantizedTensor(packed=weight, scale=by_row(), group_size=group_size)
 
     return layer.entry(PARTS, weight.shape, "fp8 e4m3" if weight.dtype == E4M3 else "fp8 e5m2", load)
 
@@ -69,7 +69,7 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
     else:
         sizes = " or ".join(f"{height} x {width}" for height, width in blocks)
         raise layer.error(suffix, f"one for each block of {sizes} in {(n, k)}", scale.shape)
-    # The kernels' scales are of rows.
+    # Kernels take scales of rows.
     return (
         lambda: scale if high == 1 else np.repeat(scale, high, axis=-2)[..., :n, :],
         min(wide, k) if k % wide else None,
@@ -77,7 +77,7 @@ def block_scale(layer: Layer, suffix: str, scale: np.ndarray, shape: tuple[int, 
 
 
 def _blocks(layer: Layer, suffix: str) -> list[tuple[int, int]]:
-    """What the config says of their sizes; it may say several, and those of groups."""
+    """The sizes that the config states: it may have several, and those of groups."""
     found: list = [layer.quantization.get("weight_block_size")]
     for scheme in layer.weight_schemes:
         block, group = scheme.get("block_structure"), scheme.get("group_size")

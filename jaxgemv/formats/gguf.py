@@ -114,7 +114,7 @@ class _Reader:
         if version not in (2, 3):
             raise self.error("the version", "2 or 3 (little-endian)", version)
         tensors, keys = self.number("<u8", "the count of tensors"), self.number("<u8", "the count of keys")
-        # The least that one of them takes.
+        # The fewest bytes that one of them takes.
         for count, what, least in ((tensors, "the count of tensors", 24), (keys, "the count of keys", 13)):
             if count * least > len(self.bytes):
                 raise self.error(

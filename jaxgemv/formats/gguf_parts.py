@@ -13,7 +13,7 @@ _NO, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 def whole_of(path: Path) -> str:
-    """The same for all parts of a model, by their names; the name itself of any other file."""
+    """A name that all parts of a model share, made from theirs; of any other file its own."""
     match = _NAME.fullmatch(path.name)
     return path.name if match is None else f"{match[1]}{match[3]}"
 
@@ -42,7 +42,7 @@ def parts_of(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
 
 
 def check(files: Mapping[Path, tuple[Mapping[str, Any], Mapping[str, Any]]]):
-    """That the keys and tensors of each part are those of its number, and that no tensor is in two."""
+    """Checks that keys and tensors of each part are those of its number, and that no tensor is in two."""
     places: dict[str, Path] = {}
     for number, (path, (metadata, tensors)) in enumerate(files.items()):
         for key, expected in ((_NO, number), (_COUNT, len(files))):

@@ -14,7 +14,6 @@ import numpy as np
 from jaxgemv import codebooks
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import AT_ONCE, packed_words
-from jaxgemv.formats._checkpoint import quantized_tensor
 
 # Type numbers of GGUF.
 PLAIN = {
@@ -40,7 +39,7 @@ UNREPRESENTABLE = {
 
 
 class Decoded(NamedTuple):
-    """Of blocks (..., blocks): codes (..., blocks, block), and for each group of a block scales and the rest."""
+    """Decoded blocks (..., blocks): codes (..., blocks, block), and for each group of a block scales and the rest."""
 
     codes: np.ndarray
     scale: np.ndarray
@@ -86,7 +85,7 @@ class BlockType(NamedTuple):
         stack, codebook = lead[:-1], decoded.codebook
         if codebook is not None:
             codebook = np.ascontiguousarray(np.broadcast_to(codebook, (*stack, 16)))
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed.reshape(*lead, -1),
             scale=scale,
             offset=offset[0] if offset else None,
@@ -117,7 +116,7 @@ def _bits_of(b: np.ndarray, count: int) -> np.ndarray:
 
 
 def _pairs_of_bits(b: np.ndarray) -> np.ndarray:
-    """Of (..., 32 i) bytes: for each 32 the lowest two bits of all, the next of all, and so on."""
+    """From (..., 32 i) bytes, for each 32 the lowest two bits of all, then the next two of all, and so on."""
     parts = b.reshape(*b.shape[:-1], -1, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     return parts.reshape(*b.shape[:-1], -1)
 
@@ -150,7 +149,7 @@ def _scales_and_minima(s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_halves(qs: np.ndarray) -> np.ndarray:
-    """Of 32 bytes each, the low nibbles and then the high ones."""
+    """For each 32 bytes the low nibbles, then the high ones."""
     q = qs.reshape(*qs.shape[:-1], -1, 32)
     return np.stack([q & 15, q >> 4], axis=-2).reshape(*qs.shape[:-1], -1)
 
@@ -165,7 +164,7 @@ def _q2_k(b):
 
 
 def _q3_k(b):
-    # Of each 32 bits of the mask, one for each byte of the 64: high bits of 32 codes after another.
+    # Bit j of the mask's byte i is the high bit of code 32 j + i.
     mask = b[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     codes = _pairs_of_bits(b[..., 32:96]) | mask.reshape(*b.shape[:-1], 256) << 2
     s = b[..., 96:108]
@@ -238,7 +237,7 @@ def _nvfp4(b):
     return Decoded(codes, bytes_.view(ml_dtypes.float8_e4m3fn), codebook=codebooks.E2M1)
 
 
-# By type number. Block, size in bytes, bits of a code, group.
+# By type number: name, codes of a block, its bytes, bits of a code, codes of a group, decoder.
 TYPES = {
     2: BlockType("Q4_0", 32, 18, 4, 32, _q4_0),
     3: BlockType("Q4_1", 32, 20, 4, 32, _q4_1),

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import unpacked
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import FLOATS, WORDS, Layer, order_of_groups, permuted, words
 
 MARKERS, WEIGHT = (".qweight",), ".weight"
@@ -18,7 +18,7 @@ _BITS = (2, 3, 4, 8)
 
 
 def owns(layer: Layer) -> bool:
-    """AutoRound's without g_idx too: its shapes are (words, N) and (G, N), unlike those that it has for AWQ."""
+    """Also AutoRound's files, without g_idx: its shapes are (words, N) and (G, N), unlike those that it has for AWQ."""
     if layer.quantization.get("quant_method") == "gptq" or layer.get(".g_idx") is not None:
         return True
     qweight, scales = layer.get(".qweight"), layer.get(".scales")
@@ -36,7 +36,7 @@ def _is_auto_round(layer: Layer) -> bool:
 
 
 def _symmetric_here(layer: Layer) -> bool:
-    """Of AutoRound, which may say it of one module."""
+    """AutoRound's config may say it of a single module."""
     modules = layer.quantization.get("extra_config")
     module = modules.get(layer.prefix) if isinstance(modules, dict) else None
     here = module if isinstance(module, dict) else {}
@@ -95,7 +95,7 @@ def entry(layer: Layer) -> Entry:
             if not equal:
                 return layer.converted(format, "whose act-order has groups of different sizes", weight)
         packed = words(qweight).T
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed if perm is None else permuted(packed, bits, perm),
             scale=scales.T,
             zero=zeros(),

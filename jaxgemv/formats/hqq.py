@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import packed_words
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import FLOATS, INTEGERS, UINT8, Layer, ragged
 
 MARKERS, WEIGHT = (".W_q",), ".weight"
@@ -80,7 +80,7 @@ def entry(layer: Layer) -> Entry:
         # It is the packing that counts: nbits may say less than there is.
         width_of_code = stored if unpacked.max() < 1 << stored else bits
         scales, zeros = (np.repeat(a.ravel(), width // group).reshape(n, k // group) for a in (scale, zero))
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed_words(unpacked, width_of_code),
             scale=scales,
             zero=zeros,

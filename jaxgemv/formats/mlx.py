@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgemv import codebooks
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import E4M3, E8M0, FLOATS, UINT8, Layer, ragged, stacked
 
 MARKERS, WEIGHT = (".scales",), ".weight"
@@ -43,7 +43,7 @@ def entry(layer: Layer) -> Entry:
         )
 
     def load() -> QuantizedTensor:
-        return quantized_tensor(packed=weight, scale=scales, offset=biases, bits=bits)
+        return QuantizedTensor(packed=weight, scale=scales, offset=biases, bits=bits)
 
     return layer.entry(PARTS, (*lead, n, k), f"mlx int{bits}", load)
 
@@ -59,8 +59,8 @@ def _one_byte(layer: Layer, weight: np.ndarray, scales: np.ndarray) -> Entry:
 
     def load() -> QuantizedTensor:
         if mode == "mxfp8":
-            return quantized_tensor(packed=weight.view(E4M3), scale=scales.view(E8M0))
-        return quantized_tensor(
+            return QuantizedTensor(packed=weight.view(E4M3), scale=scales.view(E8M0))
+        return QuantizedTensor(
             packed=weight,
             scale=scales.view(E4M3 if mode == "nvfp4" else E8M0),
             codebook=stacked(codebooks.E2M1, tuple(lead)),

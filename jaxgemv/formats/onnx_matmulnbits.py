@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats._bits import unpacked
-from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options, converted, quantized_tensor
+from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options, converted
 from jaxgemv.formats._layers import FLOATS, UINT8, ragged
 
 _BITS = (2, 4, 8)
@@ -150,7 +150,7 @@ def _entry(arrays: _Arrays, name: str, node, options: Options) -> Entry:
             size = -(-groups * bits // 8) if by_bytes else groups
             zero = array(3, (UINT8,) if by_bytes else FLOATS, n * size)
             zero = unpacked(zero, bits, groups) if by_bytes else zero
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=packed[:, : -(-k * bits // 32) * 4],
             scale=array(2, FLOATS, n * groups),
             zero=zero,

@@ -11,7 +11,7 @@ import json
 import numpy as np
 
 from jaxgemv._tensor import QuantizedTensor
-from jaxgemv.formats._checkpoint import Entry, quantized_tensor
+from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import FLOATS, INT8, UINT8, Layer
 
 MARKERS, WEIGHT = ("._weight_qdata",), ".weight"
@@ -41,7 +41,7 @@ def entry(layer: Layer) -> Entry:
     def load() -> QuantizedTensor:
         # Codes here are from 0 to 15, so that 8 of each scale goes to the offset.
         offset = zero.astype(np.float32) - 8 * scale.astype(np.float32)
-        return quantized_tensor(
+        return QuantizedTensor(
             packed=qdata.view(np.uint8) ^ np.uint8(0x88),
             scale=scale.swapaxes(-1, -2),
             offset=offset.swapaxes(-1, -2),

@@ -108,7 +108,7 @@ class QuantEinsum(Quantized):
         )
         if bias is None:
             return y
-        # The result's axes that the kernel has; none of those that an ellipsis stands for is among them.
+        # The bias has those of the result's axes that the kernel has: none that an ellipsis stands for.
         size = dict(zip(equation.kernel, self.kernel_shape))
         shape = [size.get(c, 1) for c in equation.out.replace(".", "." * (y.ndim - len(equation.out) + 1))]
         return y + jnp.reshape(bias, shape).astype(x.dtype)
@@ -148,7 +148,7 @@ class QuantEinsum(Quantized):
 
 
 def einsum_layout(layer: nnx.Einsum) -> Layout:
-    """Of the layer's kernel. Raises ValueError and NotImplementedError where a `QuantEinsum` would."""
+    """The layout of the layer's kernel. Raises ValueError and NotImplementedError where a `QuantEinsum` would."""
     _check(layer.precision, layer.einsum_op, layer.promote_dtype)
     return _layout(layer.einsum_str, layer.kernel_shape)
 

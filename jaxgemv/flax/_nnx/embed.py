@@ -124,7 +124,7 @@ class QuantEmbed(Quantized):
 
 
 def embed_layout(embed: nnx.Embed) -> Layout:
-    """Of the layer's table. Raises ValueError where a `QuantEmbed` would."""
+    """The layout of the layer's table. Raises ValueError where a `QuantEmbed` would."""
     _layer.check_default(_OP, "promote_dtype", embed.promote_dtype, default_promote_dtype)
     return _layout(embed.num_embeddings, embed.features)
 
@@ -133,7 +133,7 @@ def _layout(num_embeddings: int, features: int) -> Layout:
     return Layout((num_embeddings, features), inner=(1,))
 
 
-# Compiled, so that an index out of range is found by no one before it becomes NaN.
+# Compiled, where an index out of range gives NaN and is no IndexError.
 @partial(jax.jit, static_argnames="dtype")
 def _rows(table: QuantizedTensor, ids: Array, *, dtype) -> Array:
     return table[ids].dequantize(dtype)

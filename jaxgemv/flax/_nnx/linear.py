@@ -150,7 +150,7 @@ class QuantLinear(Quantized):
 
     @classmethod
     def _of(cls, linear, **arguments: Any) -> "QuantLinear":
-        """With the bias of `linear` itself."""
+        """The layer for `linear`, with the very same bias."""
         general = isinstance(linear, nnx.LinearGeneral)
         return cls(
             linear.in_features,
@@ -172,7 +172,7 @@ class QuantLinear(Quantized):
 
 
 def linear_layout(linear: nnx.Linear | nnx.LinearGeneral) -> Layout:
-    """Of the layer's kernel. Raises ValueError where a `QuantLinear` would."""
+    """The layout of the layer's kernel. Raises ValueError where a `QuantLinear` would."""
     _check(linear.precision, _hook(linear), linear.promote_dtype)
     return _layout(getattr(linear, "batch_axis", {}), linear.in_features, linear.out_features)
 

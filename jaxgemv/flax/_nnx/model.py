@@ -35,7 +35,7 @@ _KINDS = {
 }
 
 
-# What older releases of Flax have of these.
+# Those that the installed Flax has: older releases lack some.
 _WRAPPERS = tuple(getattr(nnx, name) for name in ("WeightNorm", "SpectralNorm") if hasattr(nnx, name))
 
 

@@ -1,4 +1,4 @@
-"""Arrays of different ranks, for users who have asked JAX to refuse them."""
+"""Two things to mind about shapes: JAX may be asked to refuse different ranks, and jax.export leaves sizes open."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -7,6 +7,11 @@ from typing import Any, TypeVar, cast
 import jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def known(size) -> int | None:
+    """A size, or None for a symbolic one: jax.export makes one program for all sizes, small and large."""
+    return size if isinstance(size, int) else None
 
 
 def any_rank(f: _F) -> _F:
