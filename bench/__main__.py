@@ -10,14 +10,13 @@
 """
 
 import argparse
-import json
 import os
-from functools import partial
 from pathlib import Path
 
 import jax
 
 from bench import (
+    arguments,
     environment,
     floor,
     grid,
@@ -33,7 +32,7 @@ from bench import (
     timing,
     torch_systems,
 )
-from jaxgemv._ffi import set_cpu_isa
+from jaxgemv._ffi import cpu_isas, set_cpu_isa
 
 PLANS = {
     "gpu": timing.Plan(rotate=400e6, copies_range=(4, 100), calls=100, memory=8e9, repeats=15, executions=24),
@@ -60,6 +59,8 @@ def main() -> None:
         jax.config.update("jax_platforms", args.platform)
     device = jax.devices()[0]
     if args.isa:
+        if args.isa not in cpu_isas():
+            raise SystemExit(f"bench: --isa must be one of {', '.join(cpu_isas())}; got {args.isa}")
         set_cpu_isa(args.isa)
     if device.platform not in PLANS:
         raise SystemExit(f"bench: no plan for platform {device.platform!r}; use --platform cpu")
@@ -133,7 +134,7 @@ def _grid(device, args) -> None:
 
 
 def _plot(path: Path, shapes: list[tuple[int, int]] | None = None) -> str:
-    method = json.loads(path.read_text())["method"]
+    method = arguments.saved("bench", path)["method"]
     picture = grid_plot.draw(path) if "grid" in method else plot.draw(path, shapes)
     return f"plot: {picture}" if picture else "no plot: no matplotlib, or nothing to draw"
 
@@ -206,11 +207,13 @@ def _arguments():
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words = partial(str.split, sep=",")
+    words = arguments.words
     parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, fewer repeats")
-    parser.add_argument("--shapes", type=_shapes, metavar="NxK,...", help="instead of the usual ones")
-    parser.add_argument("--rows", type=_numbers, metavar="M,...", help="rows of x (default: 1)")
+    parser.add_argument(
+        "--shapes", type=arguments.shapes, metavar="NxK,...", help="instead of the usual ones"
+    )
+    parser.add_argument("--rows", type=arguments.numbers, metavar="M,...", help="rows of x (default: 1)")
     parser.add_argument("--formats", type=words, metavar="NAME,...", help="int4, nf4, mxfp4, fp8, bf16 ...")
     parser.add_argument(
         "--systems", type=words, metavar="NAME,...", help="jaxgemv, XLA, torch, gemlite, bitsandbytes, mlx"
@@ -230,18 +233,6 @@ def _arguments():
     parser.add_argument("--isa", help="on the CPU, avx2, say, instead of the best of the processor")
     parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _shapes(text: str) -> list[tuple[int, int]]:
-    shapes = []
-    for part in text.split(","):
-        n, k = part.lower().split("x")
-        shapes.append((int(n), int(k)))
-    return shapes
 
 
 if __name__ == "__main__":

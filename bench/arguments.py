@@ -1,9 +1,45 @@
 """What the command lines of the smaller benchmarks have in common."""
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 import jax
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number must be a whole one from 1 on; got {text!r}")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    return [number(part) for part in text.split(",")]
+
+
+def shape(text: str) -> tuple[int, int]:
+    n, cross, k = text.lower().partition("x")
+    if not cross:
+        raise argparse.ArgumentTypeError(f"a shape must be N x K, 4096x4096 say; got {text!r}")
+    return number(n), number(k)
+
+
+def shapes(text: str) -> list[tuple[int, int]]:
+    return [shape(part) for part in text.split(",")]
+
+
+def saved(module: str, path: Path) -> dict[str, Any]:
+    """A result that a benchmark wrote."""
+    try:
+        result = json.loads(path.read_text())
+        return {name: result[name] for name in ("environment", "method", "rows")}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SystemExit(f"{module}: {path} is no result of a benchmark: {error}") from None
 
 
 def parser(module: str, doc: str, *, saves: bool = True) -> argparse.ArgumentParser:

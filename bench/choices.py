@@ -6,7 +6,6 @@
 """
 
 import ctypes
-import json
 import math
 import random
 import statistics
@@ -76,7 +75,7 @@ def cells(platform: str, count: int, seed: int, chosen: Mapping[str, Sequence | 
 def _no_kernels(backend: str):
     """For more rows than `most_rows`, which is asked where a program is lowered."""
     table = _ffi.backends[backend]
-    _ffi.backends[backend] = table._replace(rounded_rows=lambda *_: 0)
+    _ffi.backends[backend] = table._replace(weight_limits=lambda *_: _ffi.WeightLimits())
     try:
         yield
     finally:
@@ -161,10 +160,12 @@ def table(choices: list[Choice]) -> Table:
 
 def main() -> None:
     parser = arguments.parser("bench.choices", __doc__)
-    parser.add_argument("--count", type=int, default=200, help="products (default: 200)")
+    parser.add_argument("--count", type=arguments.number, default=200, help="products (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shapes", nargs="+", metavar="NxK", help="of these shapes only")
-    parser.add_argument("--rows", nargs="+", type=int, metavar="M", help="with so many rows of x")
+    parser.add_argument(
+        "--rows", nargs="+", type=arguments.number, metavar="M", help="with so many rows of x"
+    )
     parser.add_argument("--formats", nargs="+", metavar="NAME", help="int4, nf4, mxfp4, ...")
     parser.add_argument("--dtypes", nargs="+", metavar="NAME", help="of x: float32, ...")
     parser.add_argument("--isa", help="on the CPU, avx2, say, instead of the best of the processor")
@@ -172,7 +173,7 @@ def main() -> None:
     args = arguments.parse(parser)
     console = report.console()
     if args.of:
-        saved = json.loads(args.of.read_text())
+        saved = arguments.saved("bench.choices", args.of)
         choices = [Choice(**row) for row in saved["rows"]]
         choose = Chooser("cpu" if saved["environment"]["platform"] == "cpu" else "cuda")
         for choice in choices:
@@ -192,6 +193,10 @@ def _measured(args) -> list[Choice]:
     device = jax.devices()[0]
     backend = "cpu" if device.platform == "cpu" else "cuda"
     if args.isa:
+        if args.isa not in _ffi.cpu_isas():
+            raise SystemExit(
+                f"bench.choices: --isa must be one of {', '.join(_ffi.cpu_isas())}; got {args.isa}"
+            )
         _ffi.set_cpu_isa(args.isa)
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes or ()]
     chosen = {"shape": shapes, "rows": args.rows, "format": args.formats, "dtype": args.dtypes}

@@ -165,7 +165,7 @@ def _read_limit(device) -> tuple[float | None, str]:
 
 def _arguments() -> argparse.Namespace:
     parser = arguments.parser("bench.decode", __doc__)
-    words, numbers = partial(str.split, sep=","), lambda text: [int(part) for part in text.split(",")]
+    words, number, numbers = arguments.words, arguments.number, arguments.numbers
     sizes = f"of {','.join(step.embedded.SIZES)} (default: all, on a CPU 0.5b; none with --gguf)"
     parser.add_argument("--sizes", type=words, metavar="NAME,...", help=sizes)
     parser.add_argument(
@@ -181,10 +181,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contexts", type=numbers, default=[128, 4096], metavar="T,...", help="tokens before"
     )
-    parser.add_argument("--tokens", type=int, default=64, help="of each sequence in a round (default: 64)")
-    parser.add_argument("--rounds", type=int, default=7, help="of which the median counts (default: 7)")
-    parser.add_argument("--steps-per-call", type=int, default=1, metavar="N", help="tokens from one program")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="that have a part of each matrix")
+    parser.add_argument("--tokens", type=number, default=64, help="of each sequence in a round (default: 64)")
+    parser.add_argument("--rounds", type=number, default=7, help="of which the median counts (default: 7)")
+    parser.add_argument(
+        "--steps-per-call", type=number, default=1, metavar="N", help="tokens from one program"
+    )
+    parser.add_argument(
+        "--devices", type=number, default=1, metavar="N", help="that have a part of each matrix"
+    )
     parser.add_argument("--llama-cpp", action="store_true", help="beside --gguf, by a Python binding")
     parser.add_argument("--without", type=words, default=[], metavar="NAME,...", help="leave these peers out")
     parser.add_argument("--save", action="store_true", help="write to bench/results/<device>-<date>-decode")

@@ -65,25 +65,6 @@ struct Crossover {
   }
 };
 
-// Rows of x up to which a backend's kernels are used at all. (`_ffi.Backend` has them in Python.)
-//   most_rows   where they are at least as fast as to dequantise and let XLA multiply
-//   fused_rows  with a norm, where all parts of a call inside a kernel are faster than XLA's around another one
-//   epilogue_rows  the same without a norm, or with one that may be rounded: activation and residual
-//   residual_rows  of a residual alone
-//   global_scale_rows  the same of these beside a global scale, which alone is always inside
-//   gradient_rows  most_rows of the transposed product
-struct RowLimits {
-  Index most_rows, fused_rows, epilogue_rows, residual_rows, global_scale_rows, gradient_rows;
-};
-
-// The same beside one weight.
-//   loop_rows  up to which XLA's own loop over it is faster than any kernel
-//   rounded_rows  most_rows where it may be rounded to x's dtype
-//   epilogue_from  from which an activation and a residual are faster inside again
-struct WeightLimits {
-  Index loop_rows = 0, rounded_rows = 0, epilogue_from = kNoLimit;
-};
-
 // What the kernels of a table take between them, for the product and for the transposed one; and `without_x` for that
 // of the identity, if it may be left out.
 struct Taken {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernel.h"
+#include "row_limits.h"
 
 namespace jaxgemv {
 
@@ -90,7 +90,7 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
         rows["global_scale_rows"] = c.global_scale_rows, rows["gradient_rows"] = c.gradient_rows;
         return rows;
       },
-      "RowLimits of kernel.h, by their names.");
+      "RowLimits of row_limits.h, by their names.");
   m.def(
       "weight_limits",
       [weight_limits](int major, bool one_byte_scale, int64_t n, int64_t k, int64_t group,
@@ -101,7 +101,8 @@ void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targ
       },
       nb::arg("major"), nb::arg("one_byte_scale"), nb::arg("n"), nb::arg("k"), nb::arg("group"),
       nb::arg("format"), nb::arg("bits"), nb::arg("x"),
-      "WeightLimits of kernel.h, in their order, of weights (n, k) on GPUs of compute capability "
+      "WeightLimits of row_limits.h, in their order, of weights (n, k) on GPUs of compute "
+      "capability "
       "`major`.x.");
   m.def(
       "operands",

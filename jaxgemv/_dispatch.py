@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxgemv import _around
 from jaxgemv._check import FLOAT8, FLOATS, ONE_BYTE
-from jaxgemv._ffi import Kernel, backends
+from jaxgemv._ffi import Kernel, WeightLimits, backends
 from jaxgemv._operands import FACTS, Operands, Static
 from jaxgemv._shapes import known
 
@@ -59,7 +59,7 @@ def _are_inside(platform: str, o: Operands, s: Static) -> bool:
         return o.rows <= (_most_rows(platform, o, s) if scales else backend.global_scale_rows)
     if o.rows <= (backend.epilogue_rows if o.norm is not None or s.activation else backend.residual_rows):
         return True
-    return backend.epilogue_from(_capability(), *_weight(o, s)) <= o.rows <= backend.most_rows
+    return _limits(platform, o, s).epilogue_from <= o.rows <= backend.most_rows
 
 
 def why_no_kernel(platform: str, o: Operands, s: Static) -> str | None:
@@ -128,19 +128,21 @@ def _most_rows(platform: str, o: Operands, s: Static) -> int:
         return backend.gradient_rows
     if not rounds(platform, o, s):
         return backend.most_rows
-    one_byte = "one_byte_scale" in facts(o, s)
-    return max(backend.most_rows, backend.rounded_rows(_capability(), one_byte, *_weight(o, s)))
+    return max(backend.most_rows, _limits(platform, o, s).rounded_rows)
 
 
-def _weight(o: Operands, s: Static) -> tuple[int, int, int, str, int, str]:
-    """What a backend's limits depend on: (N, K, group, format, bits, dtype of x)."""
+def _limits(platform: str, o: Operands, s: Static) -> WeightLimits:
     n, k = _sides(o, s)
-    return n, k, s.group or k, format_of(o), s.bits, str(s.dtype_before_norm or o.x.dtype)
+    x = str(s.dtype_before_norm or o.x.dtype)
+    major, one_byte = _capability() if platform == "cuda" else 0, "one_byte_scale" in facts(o, s)
+    limits = backends[platform].weight_limits
+    return WeightLimits(*limits(major, one_byte, n, k, s.group or k, format_of(o), s.bits, x))
 
 
 def _sides(o: Operands, s: Static) -> tuple[int, int]:
     """(N, K), of a large matrix where they are not known."""
-    return known(o.packed.shape[-2]) or 1 << 14, known(s.k or o.x.shape[-1]) or 1 << 14
+    n, k = known(o.packed.shape[-2]), known(s.k or o.x.shape[-1])
+    return 1 << 14 if n is None else n, 1 << 14 if k is None else k
 
 
 def loops(platform: str | None, o: Operands, s: Static) -> bool:
@@ -153,7 +155,7 @@ def loops(platform: str | None, o: Operands, s: Static) -> bool:
     if o.scale is None or not facts(o, s) <= _IN_LOOPS:
         return False
     rows = o.known_rows
-    return rows is not None and rows <= backends[platform].loop_rows(*_weight(o, s))
+    return rows is not None and rows <= _limits(platform, o, s).loop_rows
 
 
 # Values of jax.default_matmul_precision with which a GPU multiplies float32 x in TF32.

@@ -2,7 +2,7 @@
 
 Each backend is an extension module (csrc/module.h) with `FFI_API_MINOR`, the version of XLA's FFI it was built for;
 `registrations()`, target name to capsule; `operands()`, all names that its call knows; `kernels()`, its table; and
-`crossovers()`, the measured rows of x up to which kernels, and their fused parts, are the faster way. One that knows
+`row_limits()` and `weight_limits()`, the measured rows of x for which kernels are the faster way. One that knows
 XLA's record stage says in `RECORDS` which versions of it, and has `recording()` for `registrations()`.
 """
 
@@ -44,28 +44,32 @@ class Kernel(NamedTuple):
     transposed: bool
 
 
+class WeightLimits(NamedTuple):
+    """Rows of x beside one weight, as csrc/row_limits.h has them."""
+
+    loop_rows: int = 0  # up to which XLA's own loop is faster than any kernel
+    rounded_rows: int = 0  # most_rows where the weight may be rounded to x's dtype
+    epilogue_from: int = 1 << 62  # from which an activation and a residual are faster inside again
+
+
 class Backend(NamedTuple):
     """A backend that loaded, or the reason why it did not."""
 
     kernels: tuple[Kernel, ...]
     missing: str | None = None
-    most_rows: int = 0  # of x, above which XLA is faster
-    gradient_rows: int = 0  # the same of x @ w
-    # Above which the parts around a product are faster outside of the kernel: with a norm, without or with one that may
-    # be rounded, a residual alone, and beside a global scale, which alone is always inside.
+    # Rows of x, RowLimits of csrc/row_limits.h.
+    most_rows: int = 0
+    gradient_rows: int = 0
     fused_rows: int = 0
     epilogue_rows: int = 0
     residual_rows: int = 0
     global_scale_rows: int = 0
     # (rows, K, format, dtype of x, has norm) -> bytes of scratch for a row of x, in a second result of the call.
     image_bytes: Callable[[int, int, str, str, bool], int] = lambda *_: 0
-    # (compute capability, whether scales are of one byte, N, K, group, format, bits, dtype of x) -> most_rows where
-    # weights may be rounded to it.
-    rounded_rows: Callable[[int, bool, int, int, int, str, int, str], int] = lambda *_: 0
-    # (N, K, group, format, bits, dtype of x) -> rows of x up to which XLA's own loop is faster.
-    loop_rows: Callable[[int, int, int, str, int, str], int] = lambda *_: 0
-    # (compute capability, N, K, group, format, bits, dtype of x) -> rows from which parts without a norm are inside.
-    epilogue_from: Callable[[int, int, int, int, str, int, str], int] = lambda *_: 1 << 62
+    # (major compute capability, whether scales are of one byte, N, K, group, format, bits, dtype of x) -> WeightLimits.
+    weight_limits: Callable[[int, bool, int, int, int, str, int, str], tuple[int, int, int]] = lambda *_: (
+        WeightLimits()
+    )
     # (codes of a matrix, dtype of x) -> whether a call without x, for the weights, is faster than XLA.
     dequantizes: Callable[[int, str], bool] = lambda *_: False
     # () -> of CUDA, those of the driver and of the build: 12040 is 12.4.
@@ -131,9 +135,9 @@ def _backend(module) -> Backend:
         Kernel(name, format, bits, x, rows, frozenset(operands), transposed)
         for name, format, bits, x, rows, operands, transposed in module.kernels()
     )
-    names = "image_bytes", "rounded_rows", "loop_rows", "epilogue_from", "dequantizes", "versions", "code_for"
+    names = "image_bytes", "weight_limits", "dequantizes", "versions", "code_for"
     functions = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    return Backend(kernels, **module.crossovers(), **functions)
+    return Backend(kernels, **module.row_limits(), **functions)
 
 
 backends: dict[str, Backend] = {name: _load(*where) for name, where in _MODULES.items()}

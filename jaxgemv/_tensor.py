@@ -310,11 +310,19 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
     w = dataclasses.replace(w, **{name: as_array("dequantize", f"w.{name}", a) for name, a in given.items()})
     k = w.shape[-1]
     group = check_weight("dequantize", w, k, "w.", least=1)
-    arrays = {name: getattr(w, name) for name in ARRAYS if name != "perm"}
-    weight = weights(**arrays, bits=w.bits, group=group, k=k)
-    if w.perm is not None:
-        weight = _in_order(weight, jnp.asarray(w.perm))
-    return weight.astype(w.dtype if dtype is None else as_dtype("dequantize", "dtype", dtype))
+    dtype = w.dtype if dtype is None else as_dtype("dequantize", "dtype", dtype)
+    return _dequantized(
+        {name: getattr(w, name) for name in ARRAYS}, bits=w.bits, group=group, k=k, dtype=dtype
+    )
+
+
+@partial(
+    jax.jit, static_argnames=("bits", "group", "k", "dtype"), inline=True
+)  # else scales become (N, K) arrays
+def _dequantized(arrays: dict[str, Array | None], *, bits, group, k, dtype) -> Array:
+    perm = arrays.pop("perm")
+    weight = weights(**arrays, bits=bits, group=group, k=k)
+    return (weight if perm is None else _in_order(weight, perm)).astype(dtype)
 
 
 def _in_order(weight: Array, perm: Array) -> Array:

@@ -20,6 +20,7 @@ from jaxgemv._tensor import ARRAYS, QuantizedTensor
 
 _OP = "quantize_tree"
 _NAMES = "kernel", "weight", "w"
+_LEAST_K = 64  # with fewer input features codes may be as large as what they stand for
 ALREADY = "is quantised already"
 
 Predicate = Callable[[str, Any], bool | Mapping[str, Any]]
@@ -96,6 +97,13 @@ def quantize_tree(
         arguments, why = _by_name(name, leaf)
         if arguments is not None and in_axis in (*range(leaf.ndim - 2), *range(-leaf.ndim, -2)):
             return None, f"has {leaf.ndim} dimensions, and in_axis={in_axis} is not one of the last two"
+        if arguments is not None and leaf.shape[in_axis] < _LEAST_K:
+            after = jax.eval_shape(lambda: make(name, leaf, arguments))
+            if _nbytes(after) >= _nbytes(leaf):
+                return (
+                    None,
+                    f"would be no smaller: its input features, in_axis={in_axis}, are {leaf.shape[in_axis]}",
+                )
         return arguments, why
 
     if named and not any(
@@ -168,6 +176,8 @@ def choice(
         return None, "is no float array"
     if leaf.ndim < 2:
         return None, f"has {leaf.ndim} dimension{'s' * (leaf.ndim != 1)}"
+    if 0 in leaf.shape:
+        return None, "is empty"
     if predicate is None:
         return default(name, leaf)
     chosen = predicate(name, leaf)

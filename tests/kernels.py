@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxgemv import _ffi, gemv
-from jaxgemv._ffi import Kernel, backends, cpu_isas, set_cpu_isa, use_only
+from jaxgemv._ffi import Kernel, WeightLimits, backends, cpu_isas, set_cpu_isa, use_only
 
 FLOATS = ["float16", "bfloat16", "float32"]
 # What a code stands for, of csrc/format.h.
@@ -21,6 +21,16 @@ compiled = pytest.mark.parametrize(
 
 # Instruction sets of the CPU that this processor has; its table of kernels is that of the one in use.
 ISAS = cpu_isas()
+
+
+def set_loop_rows(monkeypatch, platform: str, rows: int) -> None:
+    """XLA's own loop up to so many rows of x, beside any weight."""
+    backend = backends[platform]
+
+    def limits(*given):
+        return WeightLimits(*backend.weight_limits(*given))._replace(loop_rows=rows)
+
+    monkeypatch.setitem(backends, platform, backend._replace(weight_limits=limits))
 
 
 class KernelParam(NamedTuple):

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from kernels import ROUNDING, assert_ran, by_name, kernels, most_rows
+from kernels import ROUNDING, assert_ran, by_name, kernels, most_rows, set_loop_rows
 from problems import FLOAT8, Case, make
 from test_every_code import FOR_MANY
 from test_kernels import of_rounding
@@ -14,7 +14,6 @@ from test_lowering import built, calls, lowered, spec
 from tolerance import assert_close
 
 from jaxgemv import QuantizedTensor, _dispatch, gemv
-from jaxgemv._ffi import backends
 
 K = 512
 
@@ -62,7 +61,7 @@ def nvfp4(n: int) -> QuantizedTensor:
 def test_one_call(rows, monkeypatch):
     """And nothing is multiplied behind it."""
     monkeypatch.setattr(_dispatch, "_capability", lambda: 9)
-    monkeypatch.setitem(backends, "cuda", backends["cuda"]._replace(loop_rows=lambda *_: 0))
+    set_loop_rows(monkeypatch, "cuda", 0)
     jax.clear_caches()
     text = lowered("cuda", gemv, spec(rows, K), nvfp4(8192))
     (call,) = calls(text)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import on
+from kernels import on, set_loop_rows
 from problems import Case, make
 from tolerance import assert_close
 
 from jaxgemv import QuantizedTensor, gemv
-from jaxgemv._ffi import TARGET, backends
+from jaxgemv._ffi import TARGET
 
 FORMATS = [("affine", bits) for bits in (1, 2, 4, 8)] + [("codebook", 4), ("codebook", 8), ("float8_e5m2", 8)]
 
@@ -22,7 +22,7 @@ def loops(request, monkeypatch):
     """The backend for which small products are loops."""
     jax.clear_caches()  # of what was lowered otherwise
     if request.param == "cpu":
-        monkeypatch.setitem(backends, "cpu", backends["cpu"]._replace(loop_rows=lambda *_: 64))
+        set_loop_rows(monkeypatch, "cpu", 64)
     with on(request.param):
         yield request.param
     jax.clear_caches()

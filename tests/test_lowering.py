@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from kernels import set_loop_rows
 
 from jaxgemv import QuantizedTensor, _dispatch, gemv
 from jaxgemv._ffi import TARGET, backends
@@ -19,7 +20,7 @@ N, K, LAYERS = 48, 256, 5
 @pytest.fixture(autouse=True)
 def calls_for_all(monkeypatch):
     """Small weights are here for all others: test_loops.py has when they are no call."""
-    monkeypatch.setitem(backends, "cuda", backends["cuda"]._replace(loop_rows=lambda *_: 0))
+    set_loop_rows(monkeypatch, "cuda", 0)
 
 
 def spec(*shape, dtype="bfloat16"):

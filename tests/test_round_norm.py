@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import ROUNDED_NORM, KernelParam, assert_ran, by_name, kernels, most_rows
+from kernels import ROUNDED_NORM, KernelParam, assert_ran, by_name, kernels, most_rows, set_loop_rows
 from parts import EPS, answer, normalised, operands
 from problems import Case, Problem, make
 from test_fused import ROWS
@@ -13,7 +13,6 @@ from test_lowering import calls, lowered, spec, with_kernels
 from tolerance import assert_close, rounded
 
 from jaxgemv import QuantizedTensor, _dispatch, gemv, reference
-from jaxgemv._ffi import backends
 
 ALL = "norm bias residual"
 SOME = [
@@ -107,7 +106,7 @@ def test_gradients(backend, rng):
 @with_kernels
 def test_where_it_is_inside(platform, monkeypatch):
     """With few rows always; with several XLA norms x, in x's dtype, unless the weight is large (on a GPU)."""
-    monkeypatch.setitem(backends, "cuda", backends["cuda"]._replace(loop_rows=lambda *_: 0))
+    set_loop_rows(monkeypatch, "cuda", 0)
     w = QuantizedTensor(packed=spec(64, 32, dtype="uint32"), scale=spec(64, 2), bits=4)
     for rows in (1, 2, 3, 16):
         text = lowered(

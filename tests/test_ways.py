@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgemv._ffi import Backend, Kernel, backends
+from jaxgemv._ffi import Backend, Kernel, WeightLimits, backends
 from jaxgemv._operands import Operands, Static
 from jaxgemv._ways import Way, way
 
@@ -17,7 +17,10 @@ KERNELS = tuple(
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
-    made = Backend(KERNELS, most_rows=32, epilogue_rows=2, loop_rows=lambda n, *_: 3 * (n < N))
+    def limits(_major, _one_byte, n, *_):
+        return WeightLimits(loop_rows=3 * (n < N))
+
+    made = Backend(KERNELS, most_rows=32, epilogue_rows=2, weight_limits=limits)
     monkeypatch.setitem(backends, "cpu", made)
 
 

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "../conditions.h"
-#include "../kernel.h"
+#include "../row_limits.h"
 #include "table.h"
 
 namespace jaxgemv::cpu {
@@ -78,20 +78,21 @@ inline constexpr Crossover kCrossovers[] = {
 
 constexpr int kAllRows = 1 << 30;
 
-// Rows of x up to which kernels are faster than XLA, of products and of gradients ("Above 64 rows",
-// "Any number of rows"): avxvnni takes as long as avx2, and portable stays at 64 until someone times it
-// where there is nothing else.
+// Rows of x up to which kernels are faster than XLA ("Above 64 rows", "Any number of rows"): avxvnni takes as long as
+// avx2, and portable stays at 64 until someone times it where there is nothing else.
 struct MostRows {
   std::string_view isa;
-  Index products, gradients;
+  Index products;
   Index norms = products;  // with a norm inside
 };
 inline constexpr MostRows kMostRows[] = {
     // Above 64 rows a normalised x of 16 bits may be rounded, as for amx_panel.
-    {"amx", kAllRows, 512, 64}, {"avx512bf16", kAllRows, 512}, {"avx512vbmi", kAllRows, 512},
-    {"avx512", kAllRows, 512},  {"avxvnni", 256, 256},         {"avx2", 256, 256},
-    {"portable", 64, 64},
+    {"amx", kAllRows, 64}, {"avx512bf16", kAllRows}, {"avx512vbmi", kAllRows},
+    {"avx512", kAllRows},  {"avxvnni", 256},         {"avx2", 256},
+    {"portable", 64},
 };
+// Of gradients: up to these a weight is not written ("Above 64 rows"), though XLA may be faster from 16 on.
+constexpr Index kGradientRows = 64;
 
 // Where weights may be rounded to x's dtype: amx_panel has all rows of bfloat16 x.
 constexpr Index most_rounded_rows(std::string_view isa, bool is_bf16) {
@@ -104,7 +105,7 @@ constexpr RowLimits row_limits_of(std::string_view isa) {
   for (const MostRows& each : kMostRows)
     if (each.isa == isa)
       return {each.products, each.norms,    each.products,
-              each.products, each.products, each.gradients};
+              each.products, each.products, kGradientRows};
   return {0, 0, 0, 0, 0, 0};
 }
 

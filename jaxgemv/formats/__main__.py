@@ -1,5 +1,6 @@
 """What is in a checkpoint: python -m jaxgemv.formats PATH"""
 
+import os
 import sys
 from collections.abc import Sequence
 from math import prod
@@ -53,4 +54,10 @@ def _print(rows: list[tuple[str, ...]], total: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # what reads has seen enough, `head` say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)

@@ -190,7 +190,10 @@ def _entry(reader: _Reader, info: _Info, start: int, options: Options) -> Entry:
     rows = reader.bytes[first : first + nbytes].reshape(*info.shape[:-1], k // block * size)
     if info.type in PLAIN:
         load: Callable = partial(rows.view, np.dtype(dtype))
-    elif info.type in TYPES:
+        return Entry(info.shape, format, nbytes, load)
+    if rows.ndim == 1:
+        rows = rows[None]
+    if info.type in TYPES:
         load = partial(_quantized, TYPES[info.type], rows, options)
     else:
         load = partial(_requantized, reader.path, info, format, rows, options)
@@ -199,8 +202,6 @@ def _entry(reader: _Reader, info: _Info, start: int, options: Options) -> Entry:
 
 def _quantized(kind: BlockType, rows: np.ndarray, options: Options) -> QuantizedTensor:
     """rows: uint8 (..., N, bytes)."""
-    if rows.ndim == 1:
-        rows = rows[None]
     return kind.tensor(rows, options.scale_dtype)
 
 
