@@ -125,7 +125,8 @@ def _unusable(module) -> str | None:
     if module.FFI_API_MINOR > runtime:
         return f"built for XLA FFI 0.{module.FFI_API_MINOR}, but jaxlib {jaxlib_version} has 0.{runtime}"
     # A checkout may have moved on since it was installed.
-    if not hasattr(module, "operands") or tuple(module.operands()) != FACTS:
+    names = "operands", "row_limits", "weight_limits"
+    if not all(hasattr(module, name) for name in names) or tuple(module.operands()) != FACTS:
         return "built from other sources than these Python files"
     return None
 
