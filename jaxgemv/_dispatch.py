@@ -209,7 +209,7 @@ def scratch(platform: str, o: Operands, s: Static) -> jax.ShapeDtypeStruct | Non
 
 
 def _gpus() -> list:
-    """Those of this process."""
+    """The GPUs of this process."""
     try:
         return jax.local_devices(backend="cuda")
     except RuntimeError:

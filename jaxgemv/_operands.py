@@ -36,11 +36,11 @@ class Operands(NamedTuple):
     index: Any = None
 
     def items(self) -> dict[str, Any]:
-        """Those there are, by name."""
+        """The arrays that are given, by name."""
         return {name: a for name, a in zip(self._fields, self) if a is not None}
 
     def weight(self) -> dict[str, Any]:
-        """Those that index picks an entry of."""
+        """The arrays of which index picks an entry."""
         return {name: a for name, a in self.items().items() if name not in PER_ROW}
 
     @property

@@ -205,7 +205,7 @@ def _dense(op: str, x, w, asked: Asked, out_sharding) -> Array:
 def _product(
     product, x: Array, weight: dict[str, Array], asked: Asked, s: Static, out_sharding, name: str
 ) -> Array:
-    """What both have in common: all other arguments. name: what messages call weight["packed"]."""
+    """What products of both kinds share: all other arguments. name: what messages call weight["packed"]."""
     shape = tuple(weight["packed"].shape)
     index = check_index(s.op, asked.index, x, name, shape)
     parts = check_parts(s.op, asked, x, shape, index, name)

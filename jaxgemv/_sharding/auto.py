@@ -47,7 +47,7 @@ def meshes(ctx, s: Static) -> tuple[Mesh | None, Mesh | None, str | None]:
     if not left:
         return None, None, None
     if len(left) > 1:
-        # In what order they cut the partitioner does not tell.
+        # The partitioner does not tell in what order they cut.
         return None, None, f"shard_map leaves the mesh axes {', '.join(left)} to the compiler"
     if isinstance(mesh, AbstractMesh):
         left = f"the mesh axis {''.join(left)}"

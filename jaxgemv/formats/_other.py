@@ -5,7 +5,7 @@ import numpy as np
 from jaxgemv.formats._checkpoint import Entry
 from jaxgemv.formats._layers import FLOATS, Layer
 
-# What marks a layer of each.
+# The suffix that marks a layer of each.
 _NAMES = {
     ".codebooks": "AQLM",
     ".trellis": "EXL3",
