@@ -81,9 +81,7 @@ def test_summary():
     ("backend", "file", "mean", "worst"),
     [
         ("cuda", "nvidia-h100-2026-11-26-choices.json", 1.02, 1.6),
-        ("cuda", "nvidia-h200-2026-11-26-choices.json", 1.02, 1.45),
         ("cuda", "nvidia-h200-2026-11-29-choices.json", 1.02, 1.6),
-        ("cuda", "nvidia-h200-2026-11-26-choices-boxes.json", 1.02, 1.5),
         ("cuda", "nvidia-h200-2026-11-28-choices-tables.json", 1.015, 1.45),
         ("cuda", "nvidia-h200-2026-11-28-choices-e2m1.json", 1.01, 1.1),
         ("cuda", "nvidia-h200-2026-11-28-choices-few-rows.json", 1.015, 1.7),
@@ -93,6 +91,7 @@ def test_summary():
         ("cpu", "amd-epyc-2-cores-2026-11-29-choices.json", 1.01, 1.35),
         ("cpu", "intel-xeon-2-cores-2026-11-30-choices-amx.json", 1.03, 1.5),
         ("cuda", "nvidia-h200-2026-11-30-choices-many-rows.json", 1.02, 1.2),
+        ("cuda", "nvidia-h200-2026-11-30-choices-refit.json", 1.012, 1.75),
         ("cuda", "nvidia-h200-2026-11-30-choices-long-rows.json", 1.01, 1.1),
         ("cuda", "nvidia-h200-2026-11-30-choices-float32.json", 1.02, 1.4),
         ("cuda", "nvidia-h200-2026-11-30-choices-short-rows.json", 1.01, 1.1),

@@ -293,3 +293,11 @@ def test_command_in_a_process(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert "there is no" in done.stderr
+
+
+def test_command_in_a_pipe_that_closes(tmp_path):
+    save_file({f"layer.{i}": np.ones(8, np.float32) for i in range(2000)}, tmp_path / "x.safetensors")
+    command = f"{sys.executable} -m jaxgemv.formats {tmp_path} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["name", "shape", "format", "bits", "a", "weight", "bytes"]
+    assert done.stderr == ""

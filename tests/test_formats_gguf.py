@@ -141,6 +141,8 @@ def test_requantize(write, rng):
     assert isinstance(w, QuantizedTensor)
     expected = gguf.quants.dequantize(raw, kind_of("IQ2_XXS"))
     assert np.abs(np.asarray(w.dequantize()) - expected).max() < np.ptp(expected) / 255
+    path = write({"row": (raw[0], kind_of("IQ2_XXS"))})
+    assert formats.open(path, requantize={"bits": 8})["row"].shape == (1, expected.shape[-1])
 
 
 def test_folder(write, tmp_path):

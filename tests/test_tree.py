@@ -89,6 +89,19 @@ def test_more_dimensions_than_a_matrix(params, in_axis):
     assert chosen["w"].shape == (128, 32, 3)
 
 
+def test_what_would_be_no_smaller():
+    """As a kernel (out, in, width) of a convolution, of which in_axis is the width."""
+    tree, records = {"conv.weight": jnp.ones((80, 40, 3)), "none.weight": jnp.ones((2, 0))}, []
+    assert quantize_tree(tree, in_axis=-1, report=records.append) == tree
+    assert [r.why for r in records] == [
+        "would be no smaller: its input features, in_axis=-1, are 3",
+        "is empty",
+    ]
+    chosen = quantize_tree(tree, in_axis=-1, predicate=lambda path, array: True)
+    assert chosen["conv.weight"].shape == (80, 40, 3)
+    assert chosen["none.weight"] is tree["none.weight"]
+
+
 @pytest.mark.parametrize(
     ("tree", "text"),
     [("a model", "got str"), ([UserDict(w=np.ones((4, 32)))], r"got UserDict; pass dict\(tree\)")],
