@@ -45,16 +45,22 @@ struct Barriers {
 template <typename S>
 struct Turns {
   static constexpr int kFour = S::kMostTurn;
-  int deep, each;
+  int deep, log_deep, each;
 
   __device__ __forceinline__ Turns(const Params& params, bool by_fours)
-      : deep(params.deep), each(by_fours ? kFour : 1) {}
+      : deep(params.deep), log_deep(params.log_deep()), each(by_fours ? kFour : 1) {}
 
   __device__ __forceinline__ int first(int share) const { return share * each; }
   __device__ __forceinline__ int behind(int unit) const {
     if (kFour == 1) return unit + deep;
     const bool ends = (unit & (kFour - 1)) == kFour - 1;
     return unit + (each == 1 ? deep : ends ? (deep - 1) * kFour + 1 : 1);
+  }
+  // The i-th, of group i % deep of these.
+  __device__ __forceinline__ int at(int i) const {
+    if (kFour == 1 || each == 1) return i;
+    const int turn = i >> log_deep;
+    return ((turn & ~(kFour - 1)) << log_deep) + first(i & (deep - 1)) + (turn & (kFour - 1));
   }
 };
 
@@ -101,20 +107,17 @@ template <typename S>
 __device__ __forceinline__ void copy_x(const Image& image, int first_unit, int units,
                                        Turns<S> turns, uint32_t to, uint32_t rows,
                                        const Barriers<S>& barriers) {
-  int stage = 0, parity = 1, next = first_unit;
-  for (int i = 0; i < units; i += turns.deep, next = turns.behind(next))
-    for (int share = 0; share < min(turns.deep, units - i); ++share)
-      for (int q = 0; q < S::kQuads; ++q) {
-        const int quad = (next + turns.first(share)) * S::kQuads + q;
-        wait(barriers.x_empty(stage), parity);  // which is so from the start
-        arrive_and_expect(barriers.x_full(stage), S::kRecordBytes);
-        copy_bulk(to + stage * S::kRecordBytes, image.record(quad), S::kRecordBytes,
-                  barriers.x_full(stage));
-        if (++stage == S::kXStages) stage = 0, parity ^= 1;
-        if (i + share + q > 0) continue;
-        arrive_and_expect(barriers.rows_full(), S::kColumns * sizeof(RowOfX));
-        copy_bulk(rows, image.rows(), S::kColumns * sizeof(RowOfX), barriers.rows_full());
-      }
+  for (int i = 0; i < units * S::kQuads; ++i) {
+    const int stage = i % S::kXStages;
+    if (i >= S::kXStages) wait(barriers.x_empty(stage), i / S::kXStages % 2 ^ 1);
+    arrive_and_expect(barriers.x_full(stage), S::kRecordBytes);
+    const int quad = (first_unit + turns.at(i / S::kQuads)) * S::kQuads + i % S::kQuads;
+    copy_bulk(to + stage * S::kRecordBytes, image.record(quad), S::kRecordBytes,
+              barriers.x_full(stage));
+    if (i > 0) continue;
+    arrive_and_expect(barriers.rows_full(), S::kColumns * sizeof(RowOfX));
+    copy_bulk(rows, image.rows(), S::kColumns * sizeof(RowOfX), barriers.rows_full());
+  }
 }
 
 #endif
