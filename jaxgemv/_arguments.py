@@ -1,5 +1,6 @@
 """Checks of what `gemv` takes besides the weight; those of the weight are in _check.py."""
 
+import sys
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from jax.core import Tracer
 
 from jaxgemv import _around
 from jaxgemv._check import FLOATS, as_array, as_dtype, as_index, check_float, names_of
+from jaxgemv._shapes import known
 from jaxgemv._tensor import QuantizedTensor
 
 
@@ -50,7 +52,7 @@ def check_out_dtype(op: str, out_dtype, allowed, default):
 
 
 def check_eps(op: str, eps) -> float:
-    if not isinstance(eps, Real) or not 0 <= float(eps) < float("inf"):
+    if not isinstance(eps, Real) or not 0 <= eps <= sys.float_info.max:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{op}: eps must be a number, 0 or more; got {eps!r}")
     return float(eps)
 
@@ -152,5 +154,7 @@ def known_entry(index, x: Array, shape: tuple[int, ...]) -> int | None:
 
     Outside of a trace, each number would need a compilation of its own.
     """
-    known = isinstance(index, int | np.integer) and isinstance(x, Tracer) and 0 <= index < shape[0]
-    return int(index) if known else None
+    stack = known(shape[0])
+    if stack is None or not isinstance(index, int | np.integer) or not isinstance(x, Tracer):
+        return None
+    return int(index) if 0 <= index < stack else None

@@ -42,12 +42,15 @@ def only_scales(o: Operands, s: Static) -> bool:
     return o.global_scale is not None and not has_parts(o._replace(global_scale=None), s)
 
 
-def compose(product: Callable[[Operands, Static], Array], o: Operands, s: Static) -> Array:
-    """The product with its parts, by a `product` that knows none of them."""
-    if not has_parts(o, s):
+def compose(
+    product: Callable[[Operands, Static], Array], o: Operands, s: Static, with_bias: bool = False
+) -> Array:
+    """The product with its parts, by a `product` that knows none of them, nor the bias if that is a part too."""
+    with_bias = with_bias and o.bias is not None
+    if not has_parts(o, s) and not with_bias:
         return product(o, s)
     stack = None if o.index is None else o.stack
-    o, rest = split(o)
+    o, rest = split(o, with_bias)
     inner = inner_static(o, rest, s)
     o = inner_operands(o, before(o, s))
     if stack is None or o.stack == stack:
@@ -71,12 +74,12 @@ def inner_operands(o: Operands, x) -> Operands:
     return o._replace(x=x, norm=None, perm=None, x_scale=None)
 
 
-def split(o: Operands) -> tuple[Operands, Operands]:
+def split(o: Operands, with_bias: bool = False) -> tuple[Operands, Operands]:
     """(x, the weight and what comes before the product; what comes behind it)"""
     behind = dict(global_scale=o.global_scale, residual=o.residual, index=o.index)
     if o.x_scale is not None and o.x_scale.shape[-1] == 1:
         behind["x_scale"] = o.x_scale
-    if o.global_scale is not None or "x_scale" in behind:  # which do not multiply the bias
+    if with_bias or o.global_scale is not None or "x_scale" in behind:  # which do not multiply the bias
         behind["bias"] = o.bias
     rest = Operands(x=None, packed=None)._replace(**behind)
     return o._replace(**{name: None for name in behind if name != "index"}), rest
@@ -84,7 +87,7 @@ def split(o: Operands) -> tuple[Operands, Operands]:
 
 def inner_static(o: Operands, rest: Operands, s: Static) -> Static:
     """The product's, from what `split` gives."""
-    behind = s.activation or any(a is not None for a in (rest.global_scale, rest.x_scale, rest.residual))
+    behind = s.activation or rest.items().keys() - {"index"}
     return s._replace(
         activation=None,
         eps=0.0,

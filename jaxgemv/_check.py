@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxgemv._shapes import known
+
 if TYPE_CHECKING:
     from jaxgemv._tensor import QuantizedTensor
 
@@ -52,6 +54,7 @@ def as_index(op: str, index, size: int) -> Array | np.ndarray:
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must be int32; got {index.dtype}")
     limits = jnp.iinfo(index.dtype)
+    size = np.iinfo(np.int32).max if known(size) is None else size
     if limits.bits > 16 and index.dtype != jnp.int32:
         # 2^32 + 1 would become 1.
         inside = (index < size) if limits.min == 0 else (index >= -size) & (index < size)

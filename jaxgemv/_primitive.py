@@ -92,10 +92,13 @@ def _impl(*args, **params):
 
 # vmap. Over x alone: one call with more rows. Over a weight or an index: one indexed call.
 
+_PARTS = {"norm", "bias", "global_scale"}  # vectors that an index picks, beside the matrices
+
 
 def _batch(args, dims, *, tree, s: Static):
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     o = tree.unflatten(args)
+    axes = tuple(dims)
     present, dims = o.items(), tree.unflatten(dims)._asdict()
     mapped = {name for name in present if dims[name] is not None}
     rows = present.keys() & PER_ROW - {"index"}
@@ -105,8 +108,13 @@ def _batch(args, dims, *, tree, s: Static):
         return bind(o._replace(**moved), s), o.prefix
 
     s = s._replace(entry=None)
-    named = {name: _at(a, dims[name], 0, size if name in PER_ROW else 1) for name, a in present.items()}
     weights = o.weight().keys()
+    parts, is_stack = mapped & weights, any(present[name].shape[0] != 1 for name in weights - _PARTS)
+    if o.index is not None and is_stack and parts and parts <= _PARTS:
+        # A stack that is the same for all would be copied for each: so the parts go around the product.
+        whole = partial(_around.compose, bind, s=s, with_bias=True)
+        return jax.vmap(lambda *args: whole(o=tree.unflatten(args)), in_axes=axes)(*args), 0
+    named = {name: _at(a, dims[name], 0, size if name in PER_ROW else 1) for name, a in present.items()}
     if o.index is None:
         named["index"] = jnp.arange(size, dtype=jnp.int32)
     elif mapped & weights:
@@ -179,6 +187,8 @@ def _transpose(ct, *args, tree, s: Static):
     curved += ["norm"] if "norm" in named and "x" in unknown else []
     if curved:
         raise ValueError(f"{s.op}: with {' and '.join(curved)} it is not linear in {', '.join(unknown)}")
+    if len(factors := unknown.keys() - {"bias", "residual"}) > 1 and factors != {"scale", "offset"}:
+        raise ValueError(f"{s.op}: it is not linear in {' and '.join(sorted(factors))} together")
     # Zeros for what is not known: a linear function has the same transpose everywhere.
     o = Operands(**{name: _zeros(unknown[name]) if name in unknown else a for name, a in named.items()})
     cotangents = {}

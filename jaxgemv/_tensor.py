@@ -11,7 +11,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
@@ -19,6 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_weight
 from jaxgemv._format import beside, pack, weights
 from jaxgemv._operands import is_explicit
+from jaxgemv._shapes import known
 
 # Arrays of a tensor, in the order of its fields; and those of them that have a part for each row of the weight.
 ARRAYS = ("packed", "scale", "zero", "offset", "codebook", "global_scale", "perm")
@@ -264,6 +265,8 @@ def _checked(i, size: int):
     if isinstance(i, bool | tuple | str | float) or i is None or i is Ellipsis:
         raise TypeError(f"{op}: index must be an integer, a slice or an integer array; got {i!r}")
     given, i = i, as_index(op, i, size)
+    if known(size) is None:
+        return i
     if not isinstance(i, Tracer) and not ((np.asarray(i) >= -size) & (np.asarray(i) < size)).all():
         raise IndexError(f"{op}: index must lie in [{-size}, {size}); got {np.asarray(given)}")
     return i
@@ -316,11 +319,14 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
     )
 
 
-@partial(
-    jax.jit, static_argnames=("bits", "group", "k", "dtype"), inline=True
-)  # else scales become (N, K) arrays
+# Jitted, or scales would become (N, K) arrays.
+@partial(jax.jit, static_argnames=("bits", "group", "k", "dtype"), inline=True)
 def _dequantized(arrays: dict[str, Array | None], *, bits, group, k, dtype) -> Array:
     perm = arrays.pop("perm")
+    # Arrays of one-byte floats have no derivative, as in products.
+    arrays = {
+        n: lax.stop_gradient(a) if a is not None and a.dtype.itemsize == 1 else a for n, a in arrays.items()
+    }
     weight = weights(**arrays, bits=bits, group=group, k=k)
     return (weight if perm is None else _in_order(weight, perm)).astype(dtype)
 

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from math import lcm, prod
 from typing import Any, NamedTuple
 
@@ -97,13 +98,12 @@ def quantize_tree(
         arguments, why = _by_name(name, leaf)
         if arguments is not None and in_axis in (*range(leaf.ndim - 2), *range(-leaf.ndim, -2)):
             return None, f"has {leaf.ndim} dimensions, and in_axis={in_axis} is not one of the last two"
-        if arguments is not None and leaf.shape[in_axis] < _LEAST_K:
-            after = jax.eval_shape(lambda: make(name, leaf, arguments))
-            if _nbytes(after) >= _nbytes(leaf):
-                return (
-                    None,
-                    f"would be no smaller: its input features, in_axis={in_axis}, are {leaf.shape[in_axis]}",
-                )
+        k = leaf.shape[in_axis] if -leaf.ndim <= in_axis < leaf.ndim else _LEAST_K
+        if arguments is not None and k < _LEAST_K:
+            with suppress(TypeError, ValueError):  # which come again, with the path
+                after = make(name, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+                if _nbytes(after) >= _nbytes(leaf):
+                    return None, f"would be no smaller: its input features, in_axis={in_axis}, are {k}"
         return arguments, why
 
     if named and not any(

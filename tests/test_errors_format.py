@@ -77,6 +77,12 @@ QUANTIZE = (
     ),
     (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (64,)", a(64), {}),
     (ValueError, "weight must have shape (..., N, K), N and K >= 1; got (0, 64)", a(0, 64), {}),
+    (
+        ValueError,
+        "weight must have shape (..., N, K), N and K >= 1; got (0, 3, 4)",
+        a(0, 3, 4),
+        {"in_axis": 0},
+    ),
     (ValueError, "in_axis must be an axis of weight, (6, 64); got 2", a(6, 64), {"in_axis": 2}),
     (ValueError, "group_size must be a positive integer or None; got -1", a(6, 64), {"group_size": -1}),
     (

@@ -159,6 +159,27 @@ def test_symbolic_weight(platforms, x, m, rng):
 
 
 @pytest.mark.parametrize(
+    ("f", "index"),
+    [
+        (lambda x, w: gemv(x, w, index=2), 2),
+        (lambda x, w: gemv(x, w, index=np.int32(1)), 1),
+        (lambda x, w: gemv(x, w, index=np.int64(5)), 5),
+        (lambda x, w: gemv(x, w, index=-1), -1),
+        (lambda x, w: gemv(x, w[2]), 2),
+    ],
+)
+def test_symbolic_stack(f, index, rng):
+    """An entry by its number."""
+    w = jaxgemv.quantize(rng.standard_normal((3, 24, 64), np.float32), bits=4, group_size=32)
+    x = rng.standard_normal(64).astype(np.float32)
+    (s,) = jax.export.symbolic_shape("s")
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((s, *a.shape[1:]), a.dtype), w)
+    export = jax.export.export(jax.jit(f), platforms=("cpu",), disabled_checks=jaxgemv.EXPORT_CHECKS)
+    y = export(jax.ShapeDtypeStruct(x.shape, x.dtype), shapes).call(x, w)
+    np.testing.assert_array_equal(y, gemv(x, w, index=index))
+
+
+@pytest.mark.parametrize(
     "format", [{"bits": 4}, {"format": "nvfp4"}, {"format": "fp8", "method": "minmax"}], ids=str
 )
 def test_quantize_symbolic_weight(format, rng):

@@ -1,5 +1,6 @@
 """Derivatives against those of a plain jax.numpy expression, on values whose sums are exact."""
 
+import dataclasses
 from functools import reduce
 from itertools import permutations
 
@@ -267,6 +268,26 @@ def test_linear_transpose_of_two(backend, rng):
     dx, dbias = f(ct)
     np.testing.assert_array_equal(dx, ct @ p.weight())
     np.testing.assert_array_equal(dbias, ct.sum(0))
+
+
+def test_linear_transpose_of_factors(rng):
+    """As of jnp's products, there is none."""
+    p = make(rng, 4, "float32", CASE)
+
+    def f(x, scale):
+        return gemv(x, dataclasses.replace(p.tensor, scale=scale))
+
+    with pytest.raises(ValueError, match="gemv: it is not linear in scale and x together"):
+        jax.linear_transpose(f, p.x, p.tensor.scale)(np.ones((3, 10), np.float32))
+
+
+def test_one_byte_floats_have_no_derivative(rng):
+    for format in ("nvfp4", "mxfp8"):
+        w = quantize(rng.standard_normal((12, 64), np.float32), format=format)
+        of = jax.grad(lambda w: w.dequantize().sum() + w[np.arange(3)].dequantize().sum(), allow_int=True)(w)
+        for a in (of.scale, of.packed):
+            if format == "nvfp4" or a is of.packed:
+                assert a.dtype == jax.dtypes.float0 or not np.asarray(a, np.float32).any()
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -1,6 +1,8 @@
 """What indexed products need besides their operands and results: memory that grows with x, not with its square, and not
 with a matrix for each row."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from problems import Case, make
 from test_lowering import lowered, spec
 from tolerance import assert_close
 
+import jaxgemv
 from jaxgemv import QuantizedTensor, gemv
 from jaxgemv import _grouped as grouped
 
@@ -66,6 +69,26 @@ def test_layers_one_after_another():
         return x
 
     assert temporaries(run, spec(1, 512), w) < 512 * 512 // 16
+
+
+@pytest.mark.parametrize("part", ["bias", "norm", "global_scale"])
+def test_a_part_for_each_row_beside_one_stack(part, rng):
+    """vmap over it alone copies no stack."""
+    w = jaxgemv.quantize(rng.standard_normal((3, 64, 256), np.float32), format="nvfp4")
+    values = rng.standard_normal((8, 3, *{"bias": (64,), "norm": (256,)}.get(part, ()))).astype(np.float32)
+    x, ids = rng.standard_normal(256).astype(np.float32), np.arange(8, dtype=np.int32) % 4
+
+    def one(a, i):
+        given = {} if part == "global_scale" else {part: a}
+        tensor = dataclasses.replace(w, global_scale=a) if part == "global_scale" else w
+        return gemv(x, tensor, index=i, activation="silu", **given)
+
+    f = jax.vmap(one)
+    y = f(values, ids)
+    alone = [one(a, i) for a, i in zip(values, ids) if i < 3]
+    np.testing.assert_allclose(y[ids < 3], alone, rtol=1e-4, atol=1e-5)
+    assert np.isnan(y[ids == 3]).all()
+    assert temporaries(f, values, ids) < w.nbytes
 
 
 def test_dense_stack():

@@ -285,3 +285,11 @@ def test_dense(mesh, w_spec, rng):
     x, w = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((3, 64), (16, 64)))
     y = jax.jit(gemv)(x, put(w, mesh, *w_spec))
     np.testing.assert_array_equal(y, x @ w.T)
+
+
+def test_one_column_of_a_stack(mesh, implementation):
+    """x has no dimension then that is cut as K is: the first factor that is summed over is the stack's."""
+    w = QuantizedTensor(packed=jnp.full((3, 24, 4), 17, jnp.uint8), scale=jnp.ones((3, 24)), bits=5, k=1)
+    args = put(np.ones((2, 1), np.float32), mesh), jax.tree.map(lambda a: put(a, mesh, None, "model"), w)
+    y = jax.jit(lambda x, w, i: gemv(x, w, index=i, implementation=implementation))(*args, np.array([0, 2]))
+    np.testing.assert_array_equal(y, np.ones((2, 24)))

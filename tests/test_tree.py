@@ -89,6 +89,12 @@ def test_more_dimensions_than_a_matrix(params, in_axis):
     assert chosen["w"].shape == (128, 32, 3)
 
 
+def test_errors_of_few_columns_have_the_path():
+    for arguments, text in ({"in_axis": 5}, "in_axis must be"), ({"in_axis": -1, "bits": 9}, "bits must be"):
+        with pytest.raises(ValueError, match=f"quantize_tree: a/w: quantize: {text}"):
+            quantize_tree({"a": {"w": jnp.ones((4, 8))}}, **arguments)
+
+
 def test_what_would_be_no_smaller():
     """As a kernel (out, in, width) of a convolution, of which in_axis is the width."""
     tree, records = {"conv.weight": jnp.ones((80, 40, 3)), "none.weight": jnp.ones((2, 0))}, []

@@ -120,6 +120,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any and wgmma_any: "The streaming kernel", M = 1 to 64; "Normal numbers for tensor cores".
     {"stream", 2, 1, 24, kNoLimit, has_many_tiles},
     {"stream", 2, 25, 48, 24 << 20, has_many_tiles},
+    {"stream", 2, 49, 64, 8 << 20, has_many_tiles},
     {"stream", 4, 1, 16, kNoLimit, has_many_tiles},
     {"stream", 8, 1, 16, kNoLimit, has_many_tiles},
     {"fma", 0, 1, 1, 2 << 20, all<has_rare_width, has_16_bit_x>},

@@ -125,11 +125,12 @@ def _propagation_rule(shapes: Mapping[str, tuple[int, ...]], s: Static) -> SdySh
         )
         for name, shape in shapes.items()
     }
-    sums = {summed, "s"} & {factor for of in factors.values() for factor in of}
+    # In the order in which they come, which is how factors are numbered.
+    sums = dict.fromkeys(factor for of in factors.values() for factor in of if factor in (summed, "s"))
     return SdyShardingRule(
         tuple(ArrayMapping(*of) for of in factors.values()),
         (ArrayMapping(*lead, kept),),
-        reduction_factors=tuple(sorted(sums)),
+        reduction_factors=tuple(sums),
     )
 
 

@@ -35,7 +35,7 @@ class OperandScales {
       const int end = min(own.last_unit * kUnitRuns, params.x.K / 32);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        top_[h] = min(largest_byte(rows_[h], unit * kUnitRuns, end, params.deep * kUnitRuns,
+        top_[h] = min(largest_byte(rows_[h], unit * kUnitRuns, end, params.log_deep() + 3,
                                    params.x.K % 128 == 0),
                       kNan - 1);
     }
@@ -96,21 +96,27 @@ class OperandScales {
     if (kPowers) return __ldg(reinterpret_cast<const uint8_t*>(at));
     return __ldg(reinterpret_cast<const uint16_t*>(at));
   }
-  // Of the runs of a warp's boxes, from `begin` on and `step` apart, by the four lanes that have a row together.
+  // Of the eight runs of each of a warp's boxes, from `begin` on and 2^log_step apart, by the four lanes that have a row
+  // together. Counted, or nothing would be unrolled: a step that is not known may be 0.
   static __device__ __forceinline__ uint32_t largest_byte(const char* row, int begin, int end,
-                                                          int step, bool is_words) {
+                                                          int log_step, bool is_words) {
     static_assert(kUnitRuns == 8);
     const int t = threadIdx.x % 4;
+    const auto count = [&](int from, int log) { return (end - from + (1 << log) - 1) >> log; };
     uint32_t most = 0;
     if (is_words) {
+      const int from = begin + (t / 2 << log_step) + t % 2 * 4;
 #pragma unroll 8
-      for (int i = begin + t / 2 * step + t % 2 * 4; i < end; i += 2 * step)
-        most = __vmaxu4(most, __ldg(reinterpret_cast<const uint32_t*>(row + i)));
+      for (int i = 0; i < count(from, log_step + 1); ++i)
+        most = __vmaxu4(
+            most, __ldg(reinterpret_cast<const uint32_t*>(row + from + (i << (log_step + 1)))));
       most = max(max(most >> 24, most >> 16 & 0xff), max(most >> 8 & 0xff, most & 0xff));
     } else {
 #pragma unroll 4
-      for (int i = begin + t; i < end; i += step)
-        most = max(most, max(bytes_at(row + i), bytes_at(row + min(i + 4, end - 1))));
+      for (int i = 0; i < count(begin + t, log_step); ++i) {
+        const int at = begin + t + (i << log_step);
+        most = max(most, max(bytes_at(row + at), bytes_at(row + min(at + 4, end - 1))));
+      }
     }
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
