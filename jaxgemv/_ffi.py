@@ -154,6 +154,11 @@ def cpu_isa() -> str:
     return importlib.import_module("jaxgemv._cpu").isa()
 
 
+def cpu_has_bfloat16() -> bool:
+    """Whether it multiplies bfloat16, which then is faster than float32."""
+    return not backends["cpu"].missing and cpu_isa() in ("amx", "avx512bf16")
+
+
 def set_cpu_isa(name: str) -> None:
     """Uses another instruction set than the best, for tests and benchmarks: C++ and this table alike.
 

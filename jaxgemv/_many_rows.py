@@ -15,12 +15,13 @@ from functools import partial
 from math import prod
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jaxgemv import _around, _dispatch, _reference
 from jaxgemv._check import FLOATS
-from jaxgemv._ffi import TARGET
+from jaxgemv._ffi import TARGET, cpu_has_bfloat16
 from jaxgemv._format import pad_last, spread, unpack, weights, whole_words
 from jaxgemv._operands import Operands, Static
 
@@ -44,8 +45,11 @@ def product(o: Operands, s: Static, *, platform: str | None) -> Array:
             n = o.packed.shape[-2]
             return _reference.of_entries(partial(_of_integers, s=s), o, s, n, nbytes=n * o.x.shape[-1])
         o = o._replace(x=o.x.astype(np.float32))
-    # A CPU without instructions for 16 bits is several times slower in them.
-    dtype = np.dtype(np.float32) if platform == "cpu" else s.dtype_before_norm or o.x.dtype
+    dtype = s.dtype_before_norm or o.x.dtype
+    # XLA converts other products on a CPU to float32, and so would read and write more.
+    is_fast = s.k is not None and dtype == jnp.bfloat16 and cpu_has_bfloat16()
+    if platform == "cpu" and not is_fast:
+        dtype = np.dtype(np.float32)
     n, k = o.packed.shape[-2], s.k or o.x.shape[-1]
     form = dict(bits=s.bits, group=s.group, k=k)
     make = partial(_by_kernel if _dispatch.dequantizes(platform, o, s) else _by_xla, dtype=dtype, **form)
@@ -95,7 +99,7 @@ def _one(x: Array, w: Mapping[str, Array], *, s: Static) -> Array:
     product = partial(_reference.contract, precision=s.precision or "default", out_dtype=dtype)
     x = x.astype(weight.dtype)
     if s.k is not None:
-        return product(x, weight.T)[..., : s.k]
+        return product(x, weight, transposed=True)[..., : s.k]
     return product(pad_last(x, weight.shape[-1] - x.shape[-1]), weight)
 
 

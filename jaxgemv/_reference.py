@@ -77,12 +77,17 @@ def _dense_on_cpu(x: Array, w: Array, precision: str) -> Array:
     return jnp.sum(w * x.reshape(1, x.shape[-1]), axis=-1).reshape(*x.shape[:-1], w.shape[0])
 
 
-def contract(x: Array, w: Array, precision: str = "highest", out_dtype=jnp.float32) -> Array:
-    """x (..., K), w (N, K) -> (..., N) of out_dtype, or int32. precision: of float32 operands, as in jax.numpy."""
+def contract(
+    x: Array, w: Array, precision: str = "highest", out_dtype=jnp.float32, transposed: bool = False
+) -> Array:
+    """x (..., K), w (N, K), or transposed (K, N) -> (..., N) of out_dtype, or int32.
+
+    precision: of float32 operands, as in jax.numpy.
+    """
     return jax.lax.dot_general(
         x,
         w,
-        (((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
+        (((x.ndim - 1,), (0 if transposed else w.ndim - 1,)), ((), ())),
         # It matters for operands of float32 alone, which a GPU may round to TF32.
         precision=precision if x.dtype == jnp.float32 else "default",
         preferred_element_type=jnp.int32 if x.dtype == jnp.int32 else out_dtype,

@@ -358,3 +358,16 @@ def test_symbolic_rows_are_exact_where_they_are_few(on_cpu, rng):
         expected = jax.jit(f)(many[0], w, many[1])
         more = 2.0**-8 * np.abs(expected).max() if options else 0.0  # x * norm may be rounded there
         np.testing.assert_allclose(call(many[0], w, many[1]), expected, rtol=0, atol=more)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_gradient_in_bfloat16(has, monkeypatch, rng):
+    """Where a CPU multiplies that, and as XLA does: (M, N) @ (N, K)."""
+    monkeypatch.setattr(_many_rows, "cpu_has_bfloat16", lambda: has)
+    p = make(rng, 4, "bfloat16", Case(65, 24, 64, 32, "zero"))
+    f = jax.jit(jax.grad(lambda x: gemv(x, p.tensor).sum()))
+    text = f.trace(p.x).lower(lowering_platforms=("cpu",)).as_text()
+    (product,) = [line for line in text.splitlines() if "dot_general" in line]
+    kind = "bf16" if has else "f32"
+    assert f"(tensor<65x24x{kind}>, tensor<24x64x{kind}>)" in product
+    assert "contracting_dims = [1] x [0]" in product
