@@ -45,12 +45,24 @@ def bind(o: Operands, s: Static) -> Array:
         if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
             # The transpose sums the cotangent over devices, whose parts must not be rounded before.
             s, x = s._replace(dtype_before_widening=x.dtype), x.astype(jnp.float32)
-        x = (
-            lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
-        )
-        o = o._replace(x=x)
+        o = o._replace(x=_vary(x, axes))
     leaves, tree = jax.tree.flatten(o)
     return gemv_p.bind(*leaves, tree=tree, s=s)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _vary(x: Array, axes: tuple[str, ...]) -> Array:
+    if hasattr(lax, "pcast"):
+        return lax.pcast(x, axes, to="varying")
+    return lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  jax 0.8.0
+
+
+@_vary.defjvp
+def _(axes, primals, tangents):
+    """A tangent may vary over axes that x does not vary over, and JAX refuses to say so twice."""
+    (x,), (tangent,) = primals, tangents
+    missing = tuple(axis for axis in axes if axis not in _varying(tangent))
+    return _vary(x, axes), _vary(tangent, missing) if missing else tangent
 
 
 def _varying(a: Array) -> frozenset:

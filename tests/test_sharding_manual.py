@@ -260,3 +260,21 @@ def test_cotangents_of_16_bit_x_add_up(kind, parts, dtype, rng):
     there = put(x, mesh), put_weight(w, mesh, "model", None), put(ct, mesh, None, "model")
     error = np.abs(np.asarray(cut(*there), np.float32) - alone)
     assert error.max() <= 2**-7 * np.abs(alone).max()
+
+
+@KINDS
+def test_tangents_of_each_device(kind, rng):
+    """Of an x that all have alike, beside rows of the weight that each has for itself."""
+    mesh = mesh_of(kind)
+    p = make(rng, 4, "float32", CASE, exact=True)
+    tangents = rng.integers(-2, 3, (4 * 4, 512)).astype(np.float32)
+
+    def f(x, w, tangent):
+        return jax.jvp(lambda x: gemv(x, w), (x,), (tangent,))[1]
+
+    specs = P(), of_weight(p.tensor, mesh, "model", None), P("model")
+    cut = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("model")))
+    args = put(p.x, mesh), put_weight(p.tensor, mesh, "model", None), put(tangents, mesh, "model")
+    weight = p.weight().reshape(4, 4, 512)
+    expected = np.einsum("dmk,dnk->dmn", tangents.reshape(4, 4, 512), weight).reshape(16, 4)
+    np.testing.assert_array_equal(cut(*args), expected)
