@@ -1,7 +1,7 @@
-// From XLA's FFI buffers to a Problem and its Operands, or an ffi::Error. Both handlers use it.
+// Turns XLA's FFI buffers into a Problem and its Operands, or an ffi::Error. Both handlers (CPU, CUDA) use it.
 //
-// Python has checked shapes and dtypes already, with better messages; what is checked here is
-// enough that a hand-made call cannot read foreign memory.
+// Python has already checked shapes and dtypes, with better messages. The checks here only make sure
+// that a hand-made call cannot read foreign memory.
 #pragma once
 
 #include <cstdint>
@@ -12,38 +12,39 @@
 
 namespace jaxgemv {
 
-// The custom call, one for both products: arrays named by the attribute `operands`,
-// "x,packed,scale" say, in that order, and a result y. Those that are absent are not passed.
+// The custom call, the same for the product and the transposed product. The attribute `operands` names its
+// arrays in order, for example "x,packed,scale"; an array that the call lacks is not passed. The result is y.
 //   x (B, M, K)   packed (S, N, words) uint32, (S, N, bytes) uint8, or weights (S, N, K) of a float8
 //   scale, zero, offset (S | 1[, N[, G]])   global_scale (S | 1[, N])   codebook (S | 1, 2^bits)
 //   norm (S | 1, K)
 //   bias (S | 1, N)   residual (B, M, N)   index (B,)   -> y (B, M, N)
-// x may be int8, then with x_scale (B, M, X), X a divisor of K; without scale y is int32, and so is zero.
-// Attributes: bits, group (both int64), transposed (bool): then x is (B, M, N) and y (B, M, K);
-// with norm eps (float32), and round_norm; activation (a name of kActivationNames): of a gated one y and residual
-// are (B, M, N / 2); rounded (true): see Problem. On CUDA a transposed call may leave x out: it is the
-// identity then, and y (B, N, K) the weights themselves; with k (int64), the K of these, rows of y may be
-// wider, which gives zeros; entry (int64), in place of index: that of the stack which all of x meets. The
-// other names in operands.h have no meaning yet: the call refuses them, as it refuses what it has never
-// heard of, until a kernel takes them.
+// x may be int8, then with x_scale (B, M, X) where X divides K; if there is also no scale, y and zero are int32.
+// Attributes:
+//   bits, group (int64), transposed (bool): if transposed, x is (B, M, N) and y (B, M, K)
+//   eps (float32): of a norm, and required with one; round_norm, rounded (true, or absent): see Problem
+//   activation: one of kActivationNames; with a gated one, y and residual are (B, M, N / 2)
+//   entry (int64): the one stack entry that all of x is multiplied with, in place of index
+//   k (int64): only without x; the real K, where rows of y are wider and are padded with zeros
+// On CUDA a transposed call may leave x out, which stands for the identity: y (B, N, K) is the weights themselves.
+// Names in operands.h that have no meaning yet are refused like unknown ones, until a kernel takes them.
 struct Call {
   Problem problem;
   Operands operands;
   OperandSet given;                 // besides kRequired
-  std::optional<Operand> met_by_y;  // an operand in y's memory, that is not x or residual
+  std::optional<Operand> met_by_y;  // an operand that overlaps y, besides x and residual
 
   static ffi::ErrorOr<Call> from(ffi::RemainingArgs args, ffi::AnyBuffer y,
                                  const ffi::Dictionary& attributes, const char* backend,
                                  const Taken& taken);
 
-  // XLA may hand over one slice of memory as an operand and as y of an in-place update. A kernel
-  // that reads it while it writes y would race, unless it copies x before. Residual may be y itself,
-  // but no other part of it, and so may the bias of one row.
+  // XLA may pass one buffer both as an operand and as y, for an in-place update. A kernel that reads the operand
+  // while it writes y would race; for x this is allowed only if the kernel copies x first (`copies_x`).
+  // The residual may be exactly y, but not overlap it partly; the bias may be y if y is a single row.
   std::optional<ffi::Error> overlap(bool copies_x) const;
 };
 
-// The binding that both handlers share, to which each adds its own context. Scratch: nothing, or
-// ffi::RemainingRets.
+// The FFI binding that both handlers share; each adds its own context. Scratch: nothing, or ffi::RemainingRets
+// for scratch buffers.
 template <typename... Scratch>
 auto bind_call() {
   auto results = ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>();

@@ -1,5 +1,5 @@
-// Reads the arrays and attributes of a call (call.h) into a Problem and its Operands, step by step: sizes first, then
-// what depends on them.
+// Reads the arrays and attributes of a call (call.h) into a Problem and its Operands, in steps: sizes first, then
+// whatever depends on the sizes.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,8 @@ class CallReader {
              Operands* operands)
       : arrays_(arrays), attrs_(attrs), y_(y), p(*problem), o(*operands) {}
 
-  // Whether all that a call needs is there, and nothing that no kernel takes. given: all there is besides kRequired.
+  // Checks that every required operand is there, and that some kernel takes the rest. given: all operands present
+  // besides kRequired.
   Wrong look_for_operands(const char* backend, const Taken& taken, OperandSet* given) {
     has_x_ = array(Operand::kX).has_value() || !attrs_.transposed || !taken.without_x;
     for (const Operand each : {Operand::kX, Operand::kPacked, Operand::kScale})
@@ -38,11 +39,11 @@ class CallReader {
                    (attrs_.transposed ? "for gradients " : "") + "takes " + names_of(missing));
   }
 
-  // Of x, Wq and y.
+  // The sizes of x, Wq (the packed weights) and y.
   Wrong read_sizes() {
     const auto w_dims = packed().dimensions(), y_dims = y_.dimensions();
     const ffi::AnyBuffer x =
-        has_x_ ? *array(Operand::kX) : y_;  // which has its batch, rows and dtype
+        has_x_ ? *array(Operand::kX) : y_;  // y has the same batch, M and dtype
     const auto x_dims = x.dimensions();
     if (x_dims.size() != 3 || w_dims.size() != 3 || y_dims.size() != 3)
       return invalid("x, Wq and y must have rank 3");
@@ -61,7 +62,7 @@ class CallReader {
     p.batch = x_dims[0], p.M = x_dims[1], p.N = w_dims[1];
     p.transposed = attrs_.transposed;
     p.activation = attrs_.activation;
-    p.rounded = attrs_.rounded && p.M > kExactRows;  // of a program for any number of rows
+    p.rounded = attrs_.rounded && p.M > kExactRows;  // such a program may have any M
     p.K = p.transposed ? y_dims[2] : x_dims[2];
     if (attrs_.k) {
       if (has_x_ || *attrs_.k > p.K) return invalid("k must be that of wider weights");
@@ -82,7 +83,7 @@ class CallReader {
     return {};
   }
 
-  // The stack of codes, and their format.
+  // The stack of packed weights, and their format.
   Wrong read_packed() {
     const auto w_dims = packed().dimensions();
     const ffi::DataType word = packed().element_type();
@@ -119,7 +120,7 @@ class CallReader {
     return {};
   }
 
-  // What turns codes into weights.
+  // What turns codes into weights: scale, zero or offset, global scale, codebook.
   Wrong read_scales() {
     if (const auto scale = array(Operand::kScale);
         scale && (!to_param(*scale, p, &o.scale) ||
@@ -140,7 +141,7 @@ class CallReader {
     return {};
   }
 
-  // What goes before the product, and behind it.
+  // What comes before the product (norm, x_scale) and after it (bias, residual).
   Wrong read_parts() {
     const auto norm = array(Operand::kNorm), bias = array(Operand::kBias),
                residual = array(Operand::kResidual), x_scale = array(Operand::kXScale);
@@ -169,7 +170,7 @@ class CallReader {
     return {};
   }
 
-  // Which entries of the stack slices of x meet.
+  // Which stack entry each slice of x is multiplied with.
   Wrong read_index() {
     if (const auto index = array(Operand::kIndex)) {
       if (index->element_type() != ffi::DataType::S32 ||
@@ -187,7 +188,7 @@ class CallReader {
     return {};
   }
 
-  // When all is read: an operand in y's memory, if any is but x, residual and the bias of one row.
+  // Call it after all other steps. An operand that overlaps y, other than x, residual and the bias of a single row.
   std::optional<Operand> met_by_y() const {
     const bool is_row_of_bias = p.batch * p.M == 1 && o.bias.data == o.y && o.bias.dtype == p.y;
     std::optional<Operand> met;

@@ -1,4 +1,4 @@
-// What the crossovers of backends ask of a problem, by itself or several at once (choose.h).
+// Predicates on a Problem that the crossovers of both backends (choose.h) are made of, and ways to combine them.
 #pragma once
 
 #include "gemv.h"
@@ -30,13 +30,13 @@ constexpr bool has_16_bit_x(const Problem& problem) {
   return any<has_x<Dtype::kF16>, has_x<Dtype::kBF16>>(problem);
 }
 
-// In bits.
+// At least kLeast bits a code.
 template <int kLeast>
 constexpr bool has_width(const Problem& problem) {
   return problem.bits >= kLeast;
 }
 constexpr bool has_one_group(const Problem& problem) { return problem.group >= problem.K; }
-// N, K and N * K of the weight, the last in 2^20.
+// Lower limits on N, on K, and on N * K in units of 2^20.
 template <Index kLeast>
 constexpr bool has_rows(const Problem& problem) {
   return problem.N >= kLeast;

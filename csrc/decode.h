@@ -1,4 +1,4 @@
-// Parts of a call (call.h): dtypes, strided parameters, arrays by name, attributes.
+// Decodes the parts of a call (call.h): dtypes, parameters with strides, arrays by name, attributes.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ inline bool to_dtype(ffi::DataType type, Dtype* dtype) {
   return true;
 }
 
-// (S | 1, width): values of a vector, one after another.
+// An array (S | 1, width), one contiguous vector for each stack entry. False if dtype or shape do not fit.
 inline bool to_vector(ffi::AnyBuffer buffer, const Problem& problem, Index width, Param* param) {
   const auto dims = buffer.dimensions();
   if (!to_dtype(buffer.element_type(), &param->dtype) || !is_wide(param->dtype)) return false;
@@ -56,7 +56,7 @@ inline bool to_vector(ffi::AnyBuffer buffer, const Problem& problem, Index width
   return true;
 }
 
-// (S | 1[, N[, G]]) -> strides.
+// An array (S | 1[, N[, G]]) as a Param with strides. False if dtype or shape do not fit.
 inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, Param* param) {
   constexpr size_t rank = 3;
   const auto dims = buffer.dimensions();
@@ -73,7 +73,7 @@ inline bool to_param(ffi::AnyBuffer buffer, const Problem& problem, Param* param
   return true;
 }
 
-// Of a stack one entry alone, to which its arrays then point.
+// Makes the call one with a single stack entry: all arrays with a stack dimension then point to that entry.
 inline void keep_entry(Index entry, Problem* problem, Operands* operands) {
   operands->packed += entry * std::exchange(operands->packed_stack_stride, 0);
   for (Param Operands::* each : {&Operands::scale, &Operands::shift, &Operands::global_scale,
@@ -86,7 +86,7 @@ inline void keep_entry(Index entry, Problem* problem, Operands* operands) {
   problem->stack = 1;
 }
 
-// The arrays of a call, by operand; empty where there is none.
+// The arrays of a call, indexed by Operand; empty where the call has none.
 using Arrays = std::array<std::optional<ffi::AnyBuffer>, kArrayCount>;
 
 inline ffi::ErrorOr<Arrays> to_arrays(ffi::RemainingArgs args, std::string_view names) {
@@ -108,7 +108,7 @@ inline ffi::ErrorOr<Arrays> to_arrays(ffi::RemainingArgs args, std::string_view 
   return arrays;
 }
 
-// Reads the attributes that are known, and refuses others.
+// Reads the known attributes, and refuses a call with any other.
 struct Attributes {
   std::string_view operands;
   int64_t bits = 0, group = 0;
@@ -144,7 +144,7 @@ struct Attributes {
         return ffi::Unexpected(invalid(std::string(name) + " must be true, or not given"));
       *value = true, ++known;
     }
-    // Whether the attribute is not there, or of the right type.
+    // True if the attribute is absent, or present with the right type (then `value` is set).
     const auto take = [&]<typename T>(const char* name, std::optional<T>* value) {
       if (!given.contains(name)) return true;
       const auto of = given.get<T>(name);

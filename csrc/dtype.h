@@ -1,5 +1,5 @@
-// Element types. Every function here, and every one that takes a Dtype apart, is a switch without a
-// default: -Werror=switch makes a new dtype a compile error wherever it matters.
+// Element types. Every function here, and every other one that distinguishes dtypes, is a switch without a
+// default: with -Werror=switch a new dtype is a compile error wherever it has to be handled.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr Dtype kDtypes[] = {Dtype::kF16,  Dtype::kBF16, Dtype::kF32, Dty
                                     Dtype::kE8M0, Dtype::kI8,   Dtype::kI32};
 static_assert(std::size(kDtypes) == static_cast<int>(Dtype::kI32) + 1);
 
-// As JAX calls them.
+// The name that JAX uses.
 constexpr std::string_view name_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF16: return "float16";
@@ -43,13 +43,13 @@ JAXGEMV_HD constexpr int size_of(Dtype dtype) {
   __builtin_unreachable();
 }
 
-// Those that x, y and all parameters but a scale may have, in a product that is not of integers.
+// The dtypes that x, y and all parameters except scale may have, unless the product is one of integers.
 JAXGEMV_HD constexpr bool is_wide(Dtype dtype) { return dtype <= Dtype::kF32; }
 JAXGEMV_HD constexpr bool is_one_byte_scale(Dtype dtype) {
   return dtype == Dtype::kE4M3 || dtype == Dtype::kE8M0;
 }
 
-// The bits of the float32 that a byte stands for; NaN where it stands for none.
+// The bit pattern of the float32 with the value of a one-byte float; NaN for a byte that encodes NaN.
 JAXGEMV_HD constexpr uint32_t bits_of_e4m3(uint32_t byte) {
   const uint32_t exponent = byte >> 3 & 15, mantissa = byte & 7, sign = (byte & 128) << 24;
   if ((byte & 127) == 127) return 0x7fc00000;
@@ -71,10 +71,10 @@ JAXGEMV_HD constexpr uint32_t bits_of_f16(uint32_t half) {
   return mantissa == 0 ? sign : sign | (log + 103) << 23 | (mantissa << (23 - log) & 0x7fffff);
 }
 
-// The upper half of a float16.
+// An e5m2 byte is the upper half of a float16.
 JAXGEMV_HD constexpr uint32_t bits_of_e5m2(uint32_t byte) { return bits_of_f16(byte << 8); }
 
-// Of the float32 that an element is, whose bits are the low ones of `bits`.
+// The bit pattern of the float32 with the value of an element, whose own bits are the low ones of `bits`.
 JAXGEMV_HD constexpr uint32_t float32_bits(uint32_t bits, Dtype dtype) {
   switch (dtype) {
     case Dtype::kF16: return bits_of_f16(bits);

@@ -1,4 +1,4 @@
-// The packed format: the only place in C++ that knows a word size or a bit order.
+// The packed format of the weights: the only place in C++ that knows its word size and bit order.
 //
 // A row of K codes of `bits` bits is one dense little-endian bit stream: code k sits in bits
 // [k * bits, (k + 1) * bits), least significant bit first, and the row is padded to whole 32-bit
@@ -16,8 +16,8 @@
 
 namespace jaxgemv {
 
-// What a code stands for: itself, in an affine map with a scale; an entry of a table; or, of 8 bits, the
-// float8 of those bits.
+// What a code stands for: the integer itself, in an affine map with a scale (kAffine); an entry of a table
+// (kCodebook); or, for 8 bits, the float8 with those bits.
 enum class Format : uint8_t { kAffine, kCodebook, kE4M3, kE5M2 };
 
 constexpr bool is_float8(Format format) {
@@ -27,7 +27,7 @@ constexpr bool is_float8(Format format) {
 inline constexpr const char* kFormatNames[] = {"affine", "codebook", "float8_e4m3fn",
                                                "float8_e5m2"};
 
-// Every offset is computed in 64 bits: a stack of experts passes 2^31 elements easily.
+// Every offset is computed in 64 bits: a stack of experts easily has more than 2^31 elements.
 using Index = int64_t;
 
 constexpr int kOctet = 8;
@@ -42,7 +42,7 @@ JAXGEMV_HD constexpr Index octet_offset(Index n, Index k, Index k_total, int bit
   return n * row_bytes(k_total, bits) + k / kOctet * bits;
 }
 
-// The zero point that `zero=None` stands for.
+// The zero point of symmetric weights, which Python writes as `zero=None`.
 JAXGEMV_HD constexpr int mid_code(int bits) { return 1 << (bits - 1); }
 
 // Code i (0..7) of an octet whose bytes were read little-endian into the low bits of `octet`.

@@ -1,4 +1,4 @@
-// What a gemv is, for every backend: shapes, pointers, and the parts around the product.
+// Defines a gemv for every backend: its shapes, its pointers, and what is applied before and after the product.
 // Nothing here knows CUDA, XLA or nanobind.
 //
 //   y[b, m, n] = bias[n] + sum_k x[b, m, k] * w[s, n, k],   s = index ? index[b] : 0
@@ -9,14 +9,14 @@
 //              or float8(q[s, n, k]) * scale[...]
 //              each times global_scale[s, n], which multiplies the sum
 //
-// x of int8 stands for x[b, m, k] * x_scale[b, m, k / x_group]; without a scale of the weights y is the
-// int32 sum of x * (q - zero), and zero an int32 too.
+// int8 x stands for x[b, m, k] * x_scale[b, m, k / x_group]. If the weights have no scale either, y is the
+// int32 sum of x * (q - zero), and zero is int32 too.
 //
-// With norm, x * rsqrt(mean(x^2) + eps) * norm takes the place of x. An activation is applied to y
-// behind the bias, then residual is added. A gated one makes act(y[n]) * y[n + N / 2] of the N rows
-// of the weight, so that a row of the result is half as wide.
+// With norm, x * rsqrt(mean(x^2) + eps) * norm takes the place of x. After the product come bias, activation and
+// residual, in this order. A gated activation computes act(y[n]) * y[n + N / 2] from the N rows of the weight,
+// so that a row of the result has N / 2 values.
 //
-// An index outside [0, stack) fills its rows of y with NaN, of int32 with INT32_MIN.
+// An index outside [0, stack) fills its rows of y with NaN, or with INT32_MIN where y is int32.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 
 namespace jaxgemv {
 
-// How codes become weights; says what `shift` holds.
+// The affine map from codes to weights, and so what `Operands::shift` holds.
 enum class Affine : uint8_t {
   kSymmetric,  // no shift array: (q - 2^(bits - 1)) * scale, or value of q * scale in other formats
   kZero,       // (q - shift) * scale
@@ -36,18 +36,18 @@ enum class Affine : uint8_t {
 
 enum class Activation : uint8_t { kNone, kRelu, kSilu, kGelu, kGeluExact, kSwiglu, kGeglu };
 
-// As Python calls them; the first is for none.
+// The names that Python uses, by Activation; the empty one is kNone.
 inline constexpr std::string_view kActivationNames[] = {"",           "relu",   "silu", "gelu",
                                                         "gelu_exact", "swiglu", "geglu"};
 
-// Of pairs of rows of the weight, n and n + N / 2.
+// Whether the activation combines pairs of rows of the weight, n and n + N / 2.
 JAXGEMV_HD constexpr bool is_gated(Activation activation) {
   return activation == Activation::kSwiglu || activation == Activation::kGeglu;
 }
 
-// A parameter of the weights, (), (N,) or (N, G), each behind an optional stack dimension. A stride
-// of 0 repeats the value along that dimension, so no shape needs a kernel of its own. Of norm (K,)
-// and a codebook (2^bits,) the values are neighbours, and only data, dtype and stack_stride count.
+// A parameter of the weights of shape (), (N,) or (N, G), with an optional stack dimension in front. Strides are in
+// elements; a stride of 0 repeats the value along that dimension, so no shape needs a kernel of its own. The values
+// of norm (K,) and of a codebook (2^bits,) are contiguous: there only data, dtype and stack_stride count.
 struct Param {
   const void* data = nullptr;
   Dtype dtype = Dtype::kF32;
@@ -56,7 +56,7 @@ struct Param {
   Index g_stride = 0;
 };
 
-// Rows of x that meet weights as they are; those of more may be rounded.
+// Up to so many rows of x (M), weights are never rounded; above, `Problem::rounded` allows it.
 inline constexpr Index kExactRows = 64;
 
 struct Problem {
@@ -65,9 +65,9 @@ struct Problem {
   Index M = 0;      // rows of x in a slice
   Index N = 0;
   Index K = 0;
-  Index padding = 0;  // without x: behind each row of y, zeros
-  Index group = 0;    // codes that share a scale; K when they all do
-  Index x_group = 0;  // with x_scale, codes whose x share one of it
+  Index padding = 0;  // without x: zeros at the end of each row of y
+  Index group = 0;    // codes along K that share a scale; K if there is one group
+  Index x_group = 0;  // with x_scale: elements of x that share a scale
   int bits = 0;
   Dtype x = Dtype::kF32;
   Dtype y = Dtype::kF32;
@@ -77,12 +77,12 @@ struct Problem {
   bool transposed = false;
   bool rounded = false;     // weights may be rounded once to x's dtype; with float32 both, to TF32
   float eps = 0;            // of norm
-  bool round_norm = false;  // x with a norm may be rounded once to x's dtype
+  bool round_norm = false;  // x * norm may be rounded once to x's dtype
 
-  // Values in a row of x and of y.
+  // The number of values in a row of x and in a row of y.
   Index x_width() const { return transposed ? N : K; }
   Index y_width() const { return transposed ? K + padding : is_gated(activation) ? N / 2 : N; }
-  // The sum of integers.
+  // Whether y is the exact int32 sum of int8 x and integer codes.
   bool is_exact() const { return y == Dtype::kI32; }
 };
 
@@ -103,7 +103,7 @@ struct Operands {
   void* image = nullptr;            // room for x as a kernel wants it, (batch, M, image_row_bytes)
   Index image_row_bytes = 0;        // as the backend's image_bytes says
 
-  // The operands of a call whose batch starts at slice b.
+  // The operands as seen by a call whose batch starts at slice b of this one.
   Operands from_slice(const Problem& problem, Index b) const {
     const Index rows = b * problem.M;
     const auto at = [](auto* data, Index bytes) {
@@ -121,7 +121,7 @@ struct Operands {
   }
 };
 
-// Whether so many bytes have memory in common with y.
+// Whether the `bytes` bytes at `data` overlap y.
 inline bool meets_y(const Problem& p, const Operands& o, const void* data, Index bytes) {
   const auto at = reinterpret_cast<uintptr_t>(data), y = reinterpret_cast<uintptr_t>(o.y);
   const auto end = y + static_cast<uintptr_t>(p.batch * p.M * p.y_width() * size_of(p.y));

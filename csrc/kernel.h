@@ -1,7 +1,7 @@
 // How a kernel is chosen, on every backend. A backend's table is an array of rows
 //   struct { KernelInfo info; bool (*supports)(...); <whatever runs it>; }
-// and `choose` picks one: of those that can run the call, the first that the backend's crossovers
-// prefer for so many rows of x, else the first.
+// From the rows that can run the call, `choose` takes the one that comes first in the backend's crossovers
+// (its rules for this number of rows of x), or if no rule applies, the first in the table.
 #pragma once
 
 #include <atomic>
@@ -22,20 +22,20 @@ struct KernelInfo {
   int bits;
   Dtype x;
   int rows;             // rows of x that share one read of the weights
-  OperandSet operands;  // that it takes besides kRequired; it is not asked about a call with others
+  OperandSet operands;  // taken besides kRequired; calls with others never get here
   bool transposed = false;
 };
 
-// What every kernel takes.
+// The operands, besides kRequired, that every kernel takes: of the transposed product, and of the product.
 inline constexpr OperandSet kTransposedOperands =
     OperandSet::of(Operand::kZero, Operand::kOffset, Operand::kIndex);
 inline constexpr OperandSet kProductOperands = kTransposedOperands | OperandSet::of(Operand::kBias);
-// What an epilogue takes that does more than add a bias.
+// The operands of a kernel whose epilogue does more than add a bias.
 inline constexpr OperandSet kEpilogueOperands =
     kProductOperands | OperandSet::of(Operand::kActivation, Operand::kResidual);
 
-// Of a kernel that takes `set` with integer codes, what it takes with those of another format: no shifts; and where
-// it has an epilogue, a global scale, which integers hardly ever have.
+// If a kernel takes `set` with integer codes, the set that it takes with codes of `format`: no zero or offset, but a
+// codebook if it is one; and with an epilogue also a global scale, which integers hardly ever have.
 constexpr OperandSet with_format(OperandSet set, Format format) {
   constexpr OperandSet kShifts = OperandSet::of(Operand::kZero, Operand::kOffset);
   if (format == Format::kAffine) return set;
@@ -48,15 +48,15 @@ constexpr OperandSet with_format(OperandSet set, Format format) {
 
 inline constexpr Index kNoLimit = std::numeric_limits<Index>::max();
 
-// A rule: where `kernel` is the fastest of those that can run a call. Rules stand in order of preference, and a kernel
-// may come again behind another one.
+// A rule that says where `kernel` is the fastest of those that can run a call. Rules stand in order of preference; a
+// kernel may appear in several.
 struct Crossover {
   std::string_view kernel;
   int bits;                                // 0: any
-  Index first, last;                       // rows of x of a slice, M: both included
-  Index codes = kNoLimit;                  // the most in the matrices of all slices
-  bool (*when)(const Problem&) = nullptr;  // what else has to hold
-  OperandSet with = {};                    // of which the call has to have one, unless it is empty
+  Index first, last;                       // range of M, both ends included
+  Index codes = kNoLimit;                  // upper limit on batch * N * K
+  bool (*when)(const Problem&) = nullptr;  // a further condition, if any
+  OperandSet with = {};                    // the call must have one of these, unless empty
 
   bool prefers(const KernelInfo& info, const Problem& problem, OperandSet given) const {
     return info.name == kernel && (bits == 0 || bits == problem.bits) && first <= problem.M &&
@@ -65,8 +65,8 @@ struct Crossover {
   }
 };
 
-// What the kernels of a table take between them, for the product and for the transposed one; and `without_x` for that
-// of the identity, if it may be left out.
+// The operands that at least one kernel of a table takes, for the product (by[0]) and the transposed one (by[1]);
+// `without_x`: those of the transposed product with the identity, on backends where x may be left out.
 struct Taken {
   template <typename Table>
   explicit Taken(const Table& table, std::optional<OperandSet> without_x = {})
@@ -79,7 +79,7 @@ struct Taken {
   std::optional<OperandSet> without_x;
 };
 
-// For tests and `bench.choices`: which kernel ran last, and the only one that may run, or null.
+// For tests and `bench.choices`: the kernel that ran last, and the only kernel that may run (or null for any).
 struct Trace {
   std::atomic<const char*> last = "";
   std::atomic<const char*> only = nullptr;
@@ -90,8 +90,8 @@ inline Trace& trace() {
   return instance;
 }
 
-// The row that runs a call, or null. `given`: its operands besides kRequired; no part of Problem,
-// which kernels get as it is. `only`: no kernel but those of this name, unless it is empty.
+// The row that runs a call, or null. given: the call's operands besides kRequired (not part of Problem, which the
+// kernels get unchanged). only: if not empty, the name of the only kernel that may be chosen.
 template <typename Row, typename Supports>
 const Row* choose(std::span<const Row> table, std::span<const Crossover> crossovers,
                   const Problem& problem, OperandSet given, std::string_view only,
@@ -101,7 +101,7 @@ const Row* choose(std::span<const Row> table, std::span<const Crossover> crossov
            info.transposed == problem.transposed && given.without(info.operands).empty() &&
            (only.empty() || info.name == only);
   };
-  std::vector<const Row*> rows;  // a few of hundreds: names are compared for these alone
+  std::vector<const Row*> rows;  // a few of hundreds: names are compared only for these
   for (const Row& row : table)
     if (fits(row.info)) rows.push_back(&row);
   for (const Crossover& crossover : crossovers)

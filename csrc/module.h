@@ -1,4 +1,4 @@
-// What both extension modules show to Python.
+// The Python interface that both extension modules (CPU, CUDA) share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,10 +15,10 @@
 
 namespace jaxgemv {
 
-// The custom calls: products (call.h), and attention of one token. The version is part of a name: an exported
-// program finds the handler that it was made for.
+// The names of the custom calls: products (call.h), and attention of one token. The version is part of the name, so
+// that an exported program finds the handler that it was made for.
 inline constexpr const char *kTarget = "jaxgemv_gemv_v1", *kAttend = "jaxgemv_attend_v1";
-// No call, but what registers kTarget with a stage more (csrc/cuda/handler.h).
+// Not a call of its own: registers kTarget with one more stage (csrc/cuda/handler.h).
 inline constexpr const char* kRecord = "jaxgemv_record_v1";
 
 // A target's name and its handler.
@@ -34,7 +34,7 @@ inline nanobind::object to_python(std::string_view text) {
   return nanobind::str(text.data(), text.size());
 }
 
-// Of x, as JAX calls it.
+// The Dtype of x from its JAX name.
 inline Dtype dtype_of(std::string_view x) {
   if (x == name_of(Dtype::kI8)) return Dtype::kF16;  // which it becomes
   for (const Dtype dtype : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
@@ -42,7 +42,7 @@ inline Dtype dtype_of(std::string_view x) {
   throw nanobind::value_error("x must be int8 or a float dtype of 16 or 32 bits");
 }
 
-// A weight (n, k), and the x that it meets.
+// A Problem with nothing but a weight (n, k) and the dtype of the x that multiplies it.
 inline Problem problem_of(int64_t n, int64_t k, int64_t group, std::string_view format, int bits,
                           std::string_view x) {
   const auto at = std::find(std::begin(kFormatNames), std::end(kFormatNames), format);
@@ -53,8 +53,8 @@ inline Problem problem_of(int64_t n, int64_t k, int64_t group, std::string_view 
   return problem;
 }
 
-// All that both modules have for Python, which `_ffi.py` reads. weight_limits(major, one_byte_scale, problem):
-// WeightLimits, on GPUs of compute capability `major`.x.
+// Defines everything that `_ffi.py` reads from either module. weight_limits(major, one_byte_scale, problem) returns
+// WeightLimits; major is the GPU's major compute capability.
 template <typename Kernels, typename GetLimits, typename GetWeightLimits>
 void define_backend(nanobind::module_& m, int ffi_api_minor, const Targets& targets,
                     Kernels kernels, GetLimits row_limits, GetWeightLimits weight_limits) {

@@ -7,7 +7,7 @@
 
 namespace jaxgemv {
 
-// Those before kIndex and it are arrays; behind it are facts that no array tells by being there.
+// Up to and including kIndex they are arrays; the rest are properties of a call that no array shows by its presence.
 enum class Operand : uint8_t {
   kX,
   kPacked,
@@ -62,17 +62,17 @@ class OperandSet {
   uint32_t bits_ = 0;
 };
 
-// f(name) of each.
+// Calls f(name) for each operand of the set.
 template <typename F>
 constexpr void for_each_name(OperandSet set, F&& f) {
   for (int i = 0; i < kOperandCount; ++i)
     if (set.has(static_cast<Operand>(i))) f(kOperandNames[i]);
 }
 
-// What no product can do without, but for the scale of one of integers.
+// The operands that every product needs; only the exact integer product has no scale.
 inline constexpr OperandSet kRequired =
     OperandSet::of(Operand::kX, Operand::kPacked, Operand::kScale);
-// What a product of integers may have besides.
+// What the exact integer product (int32 y) may have besides x and packed.
 inline constexpr OperandSet kExactOperands = OperandSet::of(Operand::kZero, Operand::kIndex);
 
 }  // namespace jaxgemv

@@ -1,13 +1,13 @@
-// Many rows of x by AMX, which multiplies 16 x 32 bfloat16 by 32 x 16 at once and sums in float32.
+// Many rows of x by AMX, whose tile product multiplies 16 x 32 bfloat16 by 32 x 16 and sums in float32.
 // Under the rule of isa/kernels.h: internal linkage.
 //
-// Codes are bfloat16 as they are, or have two parts (those of a codebook), and so is x: float16 in two parts,
-// each of which is a column of the product as a row of bfloat16 is. Sums over the codes of a group are scaled afterwards, so
-// that no product is rounded. (float32, and so what a norm gives, would
-// take three parts, and more time than f32_panel.h.)
+// Integer codes and float8 are exact in bfloat16; entries of a codebook may be the sum of two bfloat16, and float16 x
+// is always split so. A row of x is one column of the product for each of its parts. Sums over the codes of a group
+// are scaled afterwards, so that no product is rounded. (float32, and so x with a norm, would take three parts, and
+// more time than f32_panel.h.)
 //
-// A block is a vector of weights, 32 words of 16 bits. Step s takes code s of every word; x is put
-// in the same order beforehand.
+// A block is one vector of a row of weights, 32 words of 16 bits. Step s takes code s of every word; x is
+// packed in the same order beforehand.
 #pragma once
 
 #include "common/codes.h"
@@ -31,14 +31,14 @@ struct AmxBf16 {
   static constexpr int kBits = C::kBits, kSteps = C::kSteps, kCodes = kTileWords * kSteps;
   static constexpr Index kBytes = 2 * kTileWords;
 
-  // Blocks are multiplied once for each group in them, so that narrow ones take long.
+  // A block is multiplied once for each group in it, so that narrow groups would take long.
   static bool supports(const Problem& p, const Operands& o) {
     return p.group >= min_of(kCodes / 4, p.K) && C::suits(p, o);
   }
 
   struct Shape {
     Index blocks, groups, parts;
-    Index tiles;  // of columns
+    Index tiles;  // of columns: a row of x in one of its parts
     int columns;  // in each
 
     explicit Shape(const Problem& p) {
@@ -46,14 +46,14 @@ struct AmxBf16 {
       tiles = ceil_div(p.M * parts, Index{16});
       columns = static_cast<int>(ceil_div(p.M * parts, tiles));
     }
-    // The last group of a block. Its first is that of its first code.
+    // The last group in a block. The first is the group of its first code.
     Index last_group(const Problem& p, Index block) const {
       return (min_of((block + 1) * kCodes, p.K) - 1) / p.group;
     }
   };
 
   struct Packed {
-    float* sums;      // [block, group in it][tile][lane]: of the columns
+    float* sums;      // [block, group in it][tile][lane]: of x
     uint16_t* parts;  // [block][tile][step][pair of words][column][2]
     Index size;       // in floats
 
@@ -69,7 +69,7 @@ struct AmxBf16 {
   static Index x_size(const Problem& p, const Operands&) { return Packed(p, nullptr).size; }
   static void prepare(const Problem&, const Operands&, float*) {}
 
-  // False where an element is out of range. What belongs to no row is left as it is.
+  // False if an element of x is out of range. Lanes without a row of x are left as they are.
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
     const Shape shape(p);
@@ -111,7 +111,7 @@ struct AmxBf16 {
     return !bad;
   }
 
-  // Of part[begin, end), or as much of it as there is.
+  // The sum of part[begin, end), clipped to the block.
   static float sum_between(const float* part, Index begin, Index end) {
     Ints code;
     for (int lane = 0; lane < kLanes; ++lane) code[lane] = lane;
@@ -123,7 +123,7 @@ struct AmxBf16 {
     return sum_of(sum);
   }
 
-  // One column of a tile.
+  // Stores one part of a row of x as a column of a tile.
   static void put(const float* part, int columns, uint16_t* to) {
     for (int step = 0; step < kSteps; ++step, ++part)
       for (int word = 0; word < kTileWords; word += 2, to += 2 * columns) {
@@ -133,7 +133,7 @@ struct AmxBf16 {
       }
   }
 
-  // The words whose code in a step is one of [begin, end) of the block.
+  // A mask of the words whose code number `step` lies in [begin, end) of the block.
   static uint32_t words_of(int step, Index begin, Index end) {
     const auto below = [&](Index code) {
       return (uint64_t{1} << ceil_div(max_of(code - step, 0), Index{kSteps})) - 1;
@@ -141,8 +141,8 @@ struct AmxBf16 {
     return static_cast<uint32_t>(below(end) & ~below(begin));
   }
 
-  // weights[step][row][word] <- codes [begin, end) of a block of kRowBlock rows, and zeros. ahead: a block that will
-  // be asked for.
+  // weights[step][row][word] <- codes [begin, end) of a block of kRowBlock rows, and zeros elsewhere. ahead: a block
+  // to be prefetched.
   template <typename Table>
   static void unpack(const Table& table, const uint8_t* const* rows, Index offset, Index words,
                      Index begin, Index end, const uint8_t* ahead, uint16_t* weights) {
@@ -159,21 +159,22 @@ struct AmxBf16 {
     }
   }
 
-  // What is multiplied at once: the codes of a group in a block.
+  // The unit of multiplication: the codes of one group in one block.
   struct Part {
     Index block, group;
     const float* x_sums;
-    int place;  // of the weights
+    int place;  // which half of the unpacked weights
   };
   static constexpr Index kPartSize = kSteps * kRowBlock * kTileWords;  // of weights
 
-  // A row block's sums, the sums and weights of two parts, and the parameters.
+  // Floats for a row block's sums, the sums and weights of two parts, and the parameters.
   static Index scratch_size(const Problem& p, const Operands&) {
     const Shape shape(p);
     return kRowBlock * (kLanes * (shape.tiles + 2) + 2 * padded(shape.groups)) + kPartSize;
   }
 
-  // acc[tile][row][lane] += two parts, or one if they are the same. (Two of the same codes have no offset.)
+  // acc[tile][row][lane] += two parts, or one if both are the same. (Two parts of the same codes, in a codebook with
+  // a rest, have no offset.)
   static void add_parts(const Shape& shape, const Packed& x, const Part (&part)[2],
                         const uint16_t* weights, const float* scale, const float* offset,
                         float* sums, float* acc) {

@@ -1,12 +1,12 @@
-// Products by AMX, which multiplies 16 x 64 unsigned bytes by 64 x 16 signed ones at once and sums
+// Products by AMX, whose tile product multiplies 16 x 64 unsigned bytes by 64 x 16 signed ones and sums
 // in 32 bits. Under the rule of isa/kernels.h: internal linkage.
 //
-// As in int8_dot.h x becomes fixed point, with a quantum for each run of codes, and is cut into
-// slices, signed bytes. Here a slice of a row of x is a column of the product. Its sums are exact,
+// As in int8_dot.h, x becomes fixed point, with a quantum for each run of codes, and is cut into
+// slices of signed bytes. Here each slice of a row of x is a column of the product. Its sums are exact,
 // and become float32 once a run.
 //
-// Weights are hardly unpacked, since storing them would take the time that memory leaves: the last
-// of what Codes makes of bytes is the bytes themselves, where they lie.
+// Weights are hardly unpacked, since storing them would take the time that waiting for memory leaves. Codes turns
+// a byte into remainders (common/codes.h), of which the last is the byte itself, used where it lies.
 #pragma once
 
 #include "amx_int8_x.h"
@@ -15,8 +15,8 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Bytes of a row that are asked for ahead. (More streams than the hardware follows: 256 and more
-// are slower, on a Xeon with AMX.)
+// How many bytes ahead each row is prefetched. (The rows are more streams than the hardware prefetcher
+// follows; 256 and more are slower, on a Xeon with AMX.)
 constexpr int kTileAhead = 128;
 
 template <typename C>
@@ -33,12 +33,12 @@ struct AmxInt8 : TileSlicedX<C> {
   static constexpr int kSteps = C::kSteps, kMaxRun = XPacked::kMaxRun;
   static constexpr int kMaxSlices = XPacked::kMaxSlices;
 
-  // Blocks are multiplied once for each group in them, so that narrow ones take long.
+  // A block is multiplied once for each group in it, so that narrow groups would take long.
   static bool supports(const Problem& p, const Operands&) {
     return p.group >= min_of(XPacked::kCodes / 4, p.K);
   }
 
-  // Of a task.
+  // The scratch memory of a task.
   struct Scratch {
     float* acc;             // [x tile][row of the block][lane]
     float *scale, *offset;  // [row of the block][group], a vector more than there are
@@ -66,10 +66,10 @@ struct AmxInt8 : TileSlicedX<C> {
 
   struct Rows {
     const uint8_t* at[kRowBlock];
-    bool is_whole;  // one as far behind the other, in both halves
+    bool is_whole;  // rows are evenly spaced in both halves
   };
 
-  // All remainders of a block but the last, if that can be read where it is.
+  // Stores the remainders of a block (common/codes.h): all but the last, and that too if it cannot be read in place.
   static void unpack(const C& codes, const Shape& s, Index block, const Rows& rows,
                      const Scratch& scratch) {
     const Index words = s.bytes / 4 - block * kLanes;
@@ -92,7 +92,7 @@ struct AmxInt8 : TileSlicedX<C> {
     }
   }
 
-  // Where the remainders of a run are. How many there are.
+  // weights <- where each remainder of a run lies, in memory or in scratch. Returns their number.
   static Index find(const Shape& s, const Run& run, const Rows& rows, const Scratch& scratch,
                     TileRows (&weights)[kMaxRun * kSteps]) {
     Index count = 0;
@@ -106,7 +106,7 @@ struct AmxInt8 : TileSlicedX<C> {
     return count;
   }
 
-  // acc += what the sums of a vector of runs are worth.
+  // acc += the integer sums of one vector of runs, scaled by quanta and scales, plus sums of x times offsets.
   static void add(const Shape& s, const Packed& x, Index vector, Index x_tile,
                   const Scratch& scratch) {
     const Floats quanta = load_floats(x.quanta(vector, x_tile));
@@ -129,7 +129,7 @@ struct AmxInt8 : TileSlicedX<C> {
     }
   }
 
-  // The rows of y of a block.
+  // Adds up the lanes of each row of x, and writes a row block's values of y.
   static void write(const Epilogue& epilogue, const Shape& s, const RowBlock& block,
                     const float* acc) {
     for (Index x_tile = 0, first = 0; x_tile < s.x_tiles; ++x_tile, first += s.rows) {
@@ -170,7 +170,7 @@ struct AmxInt8 : TileSlicedX<C> {
       const uint8_t* slices = x.slices;
       Index ready = 0;  // blocks
       for (Index i = 0; i < runs; ++i) {
-        // One run ahead: what is stored here cannot be loaded at once.
+        // Unpacked one run ahead, because what has just been stored cannot be loaded into a tile at once.
         for (const Index last = x.runs[min_of(i + 1, runs - 1)].end; ready < last; ++ready)
           unpack(codes, s, ready, rows, scratch);
         TileRows weights[kMaxRun * kSteps];

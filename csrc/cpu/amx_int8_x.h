@@ -1,5 +1,5 @@
-// x of amx_int8.h: fixed point, of which slices are columns of the product. Under the rule of
-// isa/kernels.h: internal linkage.
+// x for amx_int8.h: fixed-point numbers, cut into slices of signed bytes that are columns of the product. Under
+// the rule of isa/kernels.h: internal linkage.
 #pragma once
 
 #include "common/codes.h"
@@ -17,22 +17,22 @@ struct TileSlicedX {
   static constexpr int kCodes = kTileBytes * kSteps;  // in a block, kTileBytes bytes of a row
   static constexpr int kMaxRun = kRunCodes / kCodes;  // blocks, whose sums are float32 exactly
   static constexpr int kMaxSlices = 8;
-  // Powers of two of the largest element of a run. Of others, what slices are worth might not be
+  // Limits on the exponent of a run's largest element. Outside of them, what a slice is worth might be no
   // float32.
   static constexpr int kLeastExponent = -60, kMostExponent = 90;
 
-  // Many where they only fill a tile of columns.
+  // Slices of an element of x. The most where all of them fit into one tile of 16 columns.
   static int tile_slices_of(const Problem& p, const Operands& o) {
     return !is_float_x(p, o) ? 5 : p.M * kMaxSlices <= 16 ? kMaxSlices : 6;
   }
 
-  // Codes of one group in blocks [block, end), which may be of other groups too.
+  // The codes of one group in blocks [block, end); these may hold codes of other groups too.
   struct Run {
     int32_t block, end, group;
   };
 
-  // How slices lie in tiles of columns: [row][slice], where a tile has all rows of its x tile and
-  // some slices of each, or all slices, and then sums of several runs lie side by side.
+  // How slices lie in tiles of up to 16 columns, as [row of x][slice]. A tile has all rows of its x tile and some
+  // slices of each; if a single tile has them all, the sums of several runs lie side by side.
   struct Shape {
     Index bytes, blocks, groups, parts;  // parts: at least as many as groups in blocks
     int slices, x_tiles, rows, tiles, sub, columns, sides;
@@ -50,13 +50,13 @@ struct TileSlicedX {
       sides = tiles * x_tiles == 1 ? 16 / columns : 1;
       slots = 2 * min_of(min_of(kMaxRun, blocks), ceil_div(p.group, Index{kCodes}) + 1);
     }
-    // Of x, in bytes.
+    // Bytes of x in a tile.
     Index tile_size() const { return kTileBytes * columns; }
   };
 
-  // What lies side by side is a vector of sums.
+  // The packed x. Runs whose sums lie side by side share a vector.
   struct Packed {
-    int32_t* count;  // of runs
+    int32_t* count;  // number of runs
     Run* runs;
     float*
         vectors;  // [vector of runs]: places(), then quanta() and sums() of each tile of rows of x
@@ -72,15 +72,15 @@ struct TileSlicedX {
       slices = reinterpret_cast<uint8_t*>(end);
       size = end - at + s.parts * s.x_tiles * s.tiles * kSteps * s.tile_size() / 4;
     }
-    // Which group of those from the first one's on a lane belongs to.
+    // For each lane: its group, counted from the group of the vector's first run.
     int32_t* places(Index vector) const {
       return reinterpret_cast<int32_t*>(vectors + vector * vector_size);
     }
-    // Of the slices in the lanes.
+    // For each lane: the quantum of its slice.
     float* quanta(Index vector, Index x_tile) const {
       return vectors + vector * vector_size + (1 + 2 * x_tile) * kLanes;
     }
-    // Of x, in one of the lanes of a row.
+    // Sums of x over a run, each in the lane of its row's first slice.
     float* sums(Index vector, Index x_tile) const { return quanta(vector, x_tile) + kLanes; }
   };
 
@@ -100,7 +100,7 @@ struct TileSlicedX {
     return Packed(Shape(p, o), nullptr).size;
   }
 
-  // All but what belongs to a row of x, and zeros where there is no such row.
+  // Writes everything that no row of x owns, and zeros for rows and slices that are not there.
   static void prepare(const Problem& p, const Operands& o, float* out) {
     const Shape s(p, o);
     const Packed to(s, out);
@@ -155,7 +155,8 @@ struct TileSlicedX {
     return true;
   }
 
-  // x in quanta, which are smaller for what is multiplied with r[step] (C).
+  // fixed <- x as fixed point; quantum <- what 1 is worth in the numbers z[step] that C::x_at makes of it. False if x
+  // does not suit.
   static bool fix(const float* x, Index count, int slices, int64_t* fixed, float* quantum) {
     const uint32_t largest = largest_magnitude(x, count);
     const int exponent = largest == 0 ? 0 : static_cast<int>(largest >> 23) - 127;
@@ -175,8 +176,8 @@ struct TileSlicedX {
     return !bad;
   }
 
-  // The slices of one step of a block, of one row. places: of slices in the bytes of a column's
-  // first four codes.
+  // Stores the slices of one row of x for one step of a block. places: how many bytes each slice lies behind
+  // the row's first one.
   static void cut(const int64_t* fixed, int step, const Shape& s, const Index* places,
                   uint8_t* to) {
     for (int k = 0; k < kTileBytes; k += 8, to += 8 * s.columns) {

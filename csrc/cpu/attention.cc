@@ -1,4 +1,4 @@
-// The FFI handler of attention of one token. It does not throw.
+// The FFI handler for attention of one token. It does not throw.
 
 #include <algorithm>
 #include <atomic>
@@ -15,13 +15,13 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Keys and values that each of several threads has to have. Not tuned: some times what a product's have
+// Bytes of keys and values for which another thread is worth waking. Not tuned: a few times what a product needs
 // (schedule.h).
 constexpr Index kBytesOfThread = 512 << 10;
 
-// Arrays (..., heads, width), twice (..., kv_heads, size, width), and a position for each of "...".
+// q and y (..., heads, width), k and v (..., kv_heads, size, width), and a position for each index in "...".
 struct AttentionCall {
-  Attention first;  // all but the positions that are seen
+  Attention first;  // of the first slice, without its range of positions
   const int32_t* positions;
   Index slices, window;
 
@@ -75,7 +75,7 @@ struct AttentionCall {
   Index tasks() const { return slices * first.kv_heads; }  // a key-value head each
 };
 
-// Shared by the threads that work on it, of which one may come when all is done.
+// One call, shared by the threads that work on it. A thread may still come when all is done, and finds no task.
 class Work {
  public:
   Work(const AttentionCall& call, const Isa& isa, Index workers, ffi::CountDownPromise done)
@@ -115,7 +115,7 @@ ffi::Future start(const AttentionCall& call, Index threads, ffi::ThreadPool& poo
   try {
     for (Index i = 1; i < workers; ++i) pool.Schedule(Task([work, i] { work->run(i); }));
   } catch (const std::bad_alloc&) {
-    // Those that have been woken, and this one, do the work of all.
+    // The threads already woken, and this one, do all of the work.
   }
   work->run(0);
   return future;

@@ -1,4 +1,4 @@
-// Attention of one token, by one key-value head. Under the rule of isa/kernels.h: internal linkage.
+// Attention of one token, for one key-value head. Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
 #include "common/activation.h"
@@ -8,9 +8,9 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Queries that share a read of the keys and values, and vectors of values whose sums are in registers.
+// Queries that share one read of keys and values, and vectors of a value row whose sums are kept in registers.
 constexpr int kQueries = 4, kValueVectors = kLanes == 16 ? 4 : 2;
-// Of keys that are asked for before they are needed: hardware asks for few at the beginning of a page.
+// Bytes by which keys are prefetched ahead: the hardware prefetcher fetches few at the beginning of a page.
 constexpr Index kKeysAhead = 2048;
 
 template <Dtype kDtype>
@@ -18,18 +18,18 @@ struct OneHead {
   static constexpr Index kSize = size_of(kDtype);
 
   const Attention& a;
-  const char *k, *v;   // of this head
+  const char *k, *v;   // keys and values of this head
   float *q, *weights;  // (queries, width in whole vectors), (queries, positions in whole vectors)
-  Index width, count;  // in whole vectors; seen positions
+  Index width, count;  // width in whole vectors; positions seen
 
-  // Scores, and the largest of each query.
+  // Writes the scores of kCount queries to `weights`, and the largest of each to `most`.
   template <int kCount>
   void score(Index query, float (&most)[kQueries]) const {
     const Index row = a.width * kSize, stride = padded(count);
     for (int i = 0; i < kCount; ++i) most[i] = -__builtin_inff();
     for (Index s = 0; s < count; ++s) {
       const Index position = a.first + s;
-      // Values too, which come next.
+      // Prefetches values too, which mix() reads next.
       for (Index line = 0; line < row; line += 64) {
         __builtin_prefetch(k + position * row + kKeysAhead + line);
         __builtin_prefetch(v + position * row + line, 0, 2);
@@ -49,7 +49,7 @@ struct OneHead {
     }
   }
 
-  // The weights from the scores, and 1 / their sum.
+  // Turns the scores of a query into exp(score - most). Returns 1 / their sum.
   float soften(Index query, float most) const {
     float* scores = weights + query * padded(count);
     for (Index s = count; s < padded(count); ++s) scores[s] = -__builtin_inff();
@@ -104,12 +104,12 @@ struct OneHead {
   }
 };
 
-// Floats that attend() needs.
+// Floats of scratch that attend() needs.
 inline Index attention_scratch(const Attention& a) {
   return a.heads / a.kv_heads * (padded(a.width) + padded(a.end - a.first));
 }
 
-// The queries of a key-value head.
+// Attention for all queries that share a key-value head.
 inline void attend(const Attention& a, Index kv_head, float* scratch) {
   const Index queries = a.heads / a.kv_heads, first_head = kv_head * queries;
   const Index width = padded(a.width), before = kv_head * a.size * a.width * size_of(a.dtype);

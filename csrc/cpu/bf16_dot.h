@@ -1,8 +1,8 @@
-// Few rows of bfloat16 x by dot products of pairs of bfloat16: int8_dot.h and f32_dot.h where the processor
-// has these, with a lookup and a product for 32 codes. Under the rule of isa/kernels.h: internal linkage.
+// Few rows of bfloat16 x by dot products of pairs of bfloat16, in place of int8_dot.h and f32_dot.h where the
+// processor has them: 32 codes take one lookup and one product. Under the rule of isa/kernels.h: internal linkage.
 //
-// As bf16_panel.h in what is rounded and which x is left to others, but in the order of memory: step s of
-// a block, a vector of words, has codes s and s + 16 / kBits of each word.
+// What is rounded, and which x is left to other kernels, is as in bf16_panel.h. But weights stay in the order of
+// memory: step s of a block (a vector of words) has codes s and s + 16 / kBits of each word.
 #pragma once
 
 #include "common/codes.h"
@@ -14,7 +14,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Of words that hold whole codes.
+// Only widths for which a word holds whole codes.
 template <Format kFormat, int kBits>
   requires(8 % kBits == 0 && Codes<kFormat, kBits, XKind::kPairs>::kIsLookedUp)
 struct Codes<kFormat, kBits, XKind::kPairBlocks> : Codes<kFormat, kBits, XKind::kPairs> {
@@ -31,7 +31,7 @@ struct Bf16Dot {
   static constexpr bool takes(Dtype x) { return x == Dtype::kBF16; }
   static constexpr int kWordCodes = 32 / C::kBits, kSteps = kWordCodes / 2;
   static constexpr int kCodes = kLanes * kWordCodes, kBytes = 4 * kLanes, kVectors = kSteps;
-  static constexpr int kMaxRun = kRunCodes / kCodes;  // for accuracy
+  static constexpr int kMaxRun = kRunCodes / kCodes;  // blocks; for accuracy
 
   static bool supports(const Problem& p, const Operands& o) {
     return p.M <= kDotRows && suits_blocks(p.group, p.K, kCodes) && C::suits(p, o);
@@ -54,7 +54,7 @@ struct Bf16Dot {
   };
   static constexpr InOrder kInOrder{};
 
-  // False where an element is out of range.
+  // False if an element of x is out of range.
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     constexpr int kVector = 2 * kLanes;
     const Problem& p = x.p;

@@ -1,9 +1,9 @@
-// Many rows of bfloat16 x by dot products of pairs of bfloat16, which are twice as many in a vector as
+// Many rows of bfloat16 x by dot products of pairs of bfloat16: a vector holds twice as many as of
 // float32 (panel.h). Under the rule of isa/kernels.h: internal linkage.
 //
-// Codes are bfloat16 as they are. Products of a group are summed in float32, at most those of a
-// panel, and then scaled, so that no product is rounded; x behind the ends of a group is zero. The
-// instruction takes subnormal numbers for zero: x that has some, or sums that might be no float32, is
+// Codes are exact in bfloat16. The products of a group, or of its part in a panel, are summed in float32 and
+// then scaled, so that no product is rounded; x outside of the group is taken as zero. The
+// instruction treats subnormal numbers as zero: x that has some, or whose sums might overflow, is
 // left to f32_panel.h.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace jaxgemv::cpu {
 namespace {
 
 constexpr int kChunkPairs = kChunkCodes / 2;  // as many as lanes
-// How far ahead x is asked for when it is packed, whose rows are several streams.
+// How many bytes ahead x is prefetched while it is packed: its rows are several streams.
 constexpr Index kAheadBytes = 1024;
 
 template <typename C>
@@ -27,7 +27,7 @@ struct Bf16Panel : SegmentPanel<C, Bf16Panel<C>> {
   static constexpr bool takes(Dtype x) { return x == Dtype::kBF16; }
   static constexpr int kBits = C::kBits, kPanelSteps = kPanelCodes / 2;
 
-  // Chunks are multiplied once for each group in them.
+  // A chunk is multiplied once for each group in it, so that narrow groups would take long.
   static bool supports(const Problem& p, const Operands& o) {
     return p.group >= min_of(kChunkCodes, p.K) && C::suits(p, o);
   }
@@ -35,13 +35,13 @@ struct Bf16Panel : SegmentPanel<C, Bf16Panel<C>> {
   static constexpr int kWords = kChunkPairs, kOfRows = 1;  // sums of x
   using Sum = Floats;
   static Floats dot(Floats sum, Ints w, Ints x) { return dot_pairs(sum, w, x); }
-  // Not one after the other to acc, which is the larger sum.
+  // The two terms are added first, and then to acc, which is larger.
   static Floats add(Floats acc, Floats sum, Floats scale, Floats offset, const float* of_rows,
                     Index) {
     return acc + (sum * scale + offset * of_rows[0]);
   }
 
-  // False where an element is out of range.
+  // False if an element of x is out of range.
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     XPairs pairs(C::kOrder.code);
     Base::pack_segments(x, m0, m1, pairs, out);
@@ -66,7 +66,7 @@ struct Bf16Panel : SegmentPanel<C, Bf16Panel<C>> {
     }
   }
 
-  // panel[pair][lane], codes.
+  // panel[pair][lane] <- the codes of a chunk, as pairs of bfloat16.
   static void unpack_chunk(const C& codes, const Ints* words, const Scratch& s, Index, int chunk,
                            int lane) {
     unpack_pairs(codes, words, s.panel + chunk * kChunkPairs * kRowBlock + lane,
@@ -92,7 +92,7 @@ struct Bf16Panel : SegmentPanel<C, Bf16Panel<C>> {
     }
   }
 
-  // Both codes of a pair, each in the lowest bits of half a lane with anything above it.
+  // Both codes of a pair, each in the lowest bits of one half of a lane, with anything above it.
   template <int kPair>
   static Ints halves(const Ints (&word)[kBits]) {
     constexpr int kLow = C::kOrder.first(kPair) * kBits, kHigh = kLow + C::kOrder.kApart * kBits;

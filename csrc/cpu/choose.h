@@ -1,4 +1,4 @@
-// Which kernel for how many rows of x: what was measured (docs/cpu-notes.md, by section).
+// Which kernel is used for how many rows of x, as measured; quoted titles are sections of docs/cpu-notes.md.
 #pragma once
 
 #include <string_view>
@@ -9,28 +9,28 @@
 
 namespace jaxgemv::cpu {
 
-// Groups of at least so many bits: amx_bf16 and amx_int8 multiply a row of an AMX tile, 512 bits, once for
-// each group in it.
+// Whether the codes of a group have at least kBits bits: amx_bf16 and amx_int8 multiply a row of an AMX tile,
+// 512 bits, once for each group in it.
 template <int kBits>
 constexpr bool has_wide_groups(const Problem& p) {
   return p.group >= p.K || p.group * p.bits >= kBits;
 }
 constexpr bool has_bytes_divided(const Problem& p) { return 8 % p.bits == 0; }
-// Whether amx_panel looks up the weights of a codebook that divides bytes, or those of 3 and 5 bits by a
-// table for two steps and more.
+// Whether amx_panel is fast with tables of finished weights: a codebook of 1, 2 or 4 bits, or codes
+// of 3 and 5 bits where one table serves at least two steps; and the weight is not small.
 constexpr bool has_tables(const Problem& p) {
   const bool is_fast = 4 % p.bits == 0 ? has_table(p) : p.bits <= 5 && p.group >= 64;
   return is_fast && p.N * p.K >= Index{1} << 19;
 }
-// amx_bf16 has two parts of float16 x.
+// amx_bf16 splits float16 x into two parts, which beside a codebook pays in a range of sizes alone.
 constexpr bool is_for_bf16_tiles(const Problem& p) {
   return none<has_x<Dtype::kF16>>(p) || !has_table(p) || (p.M >= 15 && p.M <= 64 && p.K >= 1280);
 }
 
-// Of kernels that can run a call. Rows of the table are in order of preference too (isa/).
+// Rules for the kernels that can run a call. The rows of the kernel table are in order of preference too (isa/).
 inline constexpr Crossover kCrossovers[] = {
-    // "Finished weights on AMX", "Which kernel": from 65 rows on all; below, what others have no tiles for,
-    // or scale in narrow groups.
+    // "Finished weights on AMX", "Which kernel": from 65 rows on, everything; below, weights that other kernels have
+    // no tiles for, or that these scale in narrow groups.
     {"amx_panel", 0, 65, kNoLimit},
     {"amx_panel", 0, 3, 64, kNoLimit, nullptr, OperandSet::of(Operand::kOneByteScale)},
     {"amx_panel", 0, 4, 64, kNoLimit, all<has_tables, has_integers>},
@@ -46,8 +46,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"amx_panel", 8, 17, 64, kNoLimit, has_integers},
     {"amx_panel", 0, 17, 64, kNoLimit, all<has_float8, none<has_wide_groups<512>>>},
     {"amx_panel", 0, 33, 64, kNoLimit, none<has_wide_groups<512>>},
-    // "Slices on AMX", "Bytes on their way": int4 g128, float16 x, 12 rows 1.29 ms for 1.43. Of other formats there are
-    // no slices, and tables in two parts: "Tables and float8 on AMX, a few rows".
+    // "Slices on AMX", "Bytes on their way": int4 g128, float16 x, 12 rows take 1.29 ms instead of 1.43. Other formats
+    // have no slices, and tables have two parts: "Tables and float8 on AMX, a few rows".
     {"amx_bf16", 0, 12, kNoLimit, kNoLimit, all<has_wide_groups<256>, is_for_bf16_tiles>},
     {"amx_bf16", 0, 6, kNoLimit, kNoLimit,
      all<has_x<Dtype::kF16>, has_integers, has_width<2>, has_wide_groups<512>>},
@@ -55,22 +55,23 @@ inline constexpr Crossover kCrossovers[] = {
      all<has_float8, any<has_x<Dtype::kBF16>, has_wide_groups<512>>>},
     {"amx_bf16", 4, 4, kNoLimit, kNoLimit,
      all<has_integers, has_x<Dtype::kBF16>, has_wide_groups<256>>},
-    // There too: at two rows 0.96 ms for 1.32; at one 0.86 for the 0.68 of int8_dot. Of few rows of the
-    // weight x is cut into slices for little ("Which kernel").
+    // Same sections: two rows take 0.96 ms instead of 1.32; one takes 0.86, but 0.68 in int8_dot. With few rows of
+    // the weight, cutting x into slices does not pay ("Which kernel").
     {"amx_int8", 0, 3, 128, kNoLimit, all<has_rows<512>, has_wide_groups<512>>},
     {"amx_int8", 0, 2, 2, kNoLimit, all<has_rows<512>, has_columns<2560>, has_wide_groups<256>>},
     {"amx_int8", 8, 129, 512, kNoLimit, all<has_rows<512>, has_wide_groups<1024>>},
     {"amx_int8", 0, 3, 8, kNoLimit, all<has_codes<1>, has_wide_groups<512>>},
     {"amx_int8", 0, 3, 4, kNoLimit, all<has_rows<512>, has_wide_groups<256>>},
-    // "Pairs of bfloat16 for few rows": at one row as fast or faster, at two 0.61 ms for 1.0. On AMX no integers.
+    // "Pairs of bfloat16 for few rows": as fast or faster at one row, at two 0.61 ms instead of 1.0. On AMX
+    // there is none for integers.
     {"bf16_dot", 0, 1, 2},
-    // "Which kernel for how many rows": at four rows 4.1 ms for 2.45.
+    // "Which kernel for how many rows": at four rows it would take 4.1 ms instead of 2.45.
     {"int8_dot", 0, 1, 2},
-    // "Codes that stand for floats": there is nothing else for one and two rows but panels.
+    // "Codes that stand for floats": for one and two rows there is nothing else but panels.
     {"f32_dot", 0, 1, 2},
     {"int8_panel", 0, 1, kNoLimit},
     {"bf16_panel", 0, 3, kNoLimit},
-    // "Finished weights without AMX": what bf16_panel does not take, nvfp4 with 12 rows 0.8 of f32_panel's time.
+    // "Finished weights without AMX": what bf16_panel does not take; nvfp4 with 12 rows takes 0.8 of f32_panel's time.
     {"bf16_weights", 0, 12, kNoLimit},
     {"f32_panel", 0, 1, kNoLimit},
     {"transposed", 0, 1, kNoLimit},
@@ -91,16 +92,17 @@ inline constexpr MostRows kMostRows[] = {
     {"avx512", kAllRows},  {"avxvnni", 256},         {"avx2", 256},
     {"portable", 64},
 };
-// Of gradients: up to these a weight is not written ("Above 64 rows"), though XLA may be faster from 16 on.
+// The same for gradients: up to so many rows no dequantised weight is written ("Above 64 rows"), though XLA may be
+// faster from 16 on.
 constexpr Index kGradientRows = 64;
 
-// Where weights may be rounded to x's dtype: amx_panel has all rows of bfloat16 x.
+// The same where weights may be rounded to x's dtype: amx_panel takes any number of rows of bfloat16 x.
 constexpr Index most_rounded_rows(std::string_view isa, bool is_bf16) {
   return isa == "amx" && is_bf16 ? kAllRows : 0;
 }
 
-// All products have the epilogue, and read x once more for a norm: what is faster than XLA without
-// them is so with them.
+// Every product kernel has the epilogue, and a norm costs one more read of x: so a product that is faster than XLA
+// without them is faster with them too.
 constexpr RowLimits row_limits_of(std::string_view isa) {
   for (const MostRows& each : kMostRows)
     if (each.isa == isa)

@@ -14,7 +14,7 @@ namespace jaxgemv::cpu {
 namespace {
 
 #if JAXGEMV_X86
-// Tiles are 8 KB of registers, which Linux gives a process that asks.
+// AMX tiles are 8 KB of registers, which Linux gives only to a process that asks for them.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
@@ -48,7 +48,7 @@ std::vector<const Isa*> supported_isas() {
   return found;
 }
 
-// Its own and those of its base that have no namesake among them, which keep their place.
+// The kernels of an instruction set: its own, then those of its base that it does not replace by name.
 std::vector<Kernel> kernels_of(const Isa& isa) {
   std::vector<Kernel> kernels(isa.own.begin(), isa.own.end());
   if (isa.base == nullptr) return kernels;
@@ -61,8 +61,9 @@ std::vector<Kernel> kernels_of(const Isa& isa) {
   return kernels;
 }
 
-// Narrower vectors have smaller blocks. A group that is not whole blocks in the instruction set in
-// use may be in a lesser one, which is then faster: AVX2 for groups of 16, say.
+// The kernels of the best instruction set, then transposed ones of lesser sets, then ragged ones. Narrower vectors
+// have smaller blocks: a group that is no whole blocks in the best set may be so in a lesser one (of 16 codes in
+// AVX2, say), which is then faster than a ragged kernel.
 std::vector<Kernel> with_lesser(std::span<const Isa* const> isas) {
   std::vector<Kernel> kernels = kernels_of(*isas.front());
   for (const Isa* lesser : isas.subspan(1))

@@ -12,16 +12,16 @@ struct Table {
   explicit Table(std::span<const Isa* const> isas);
 
   const Isa* isa;
-  // Those of `isa`; and of the transposed product those of lesser ones too, for what is whole there.
+  // The kernels of `isa`, then transposed ones of lesser instruction sets, for groups that are whole blocks there.
   std::vector<Kernel> kernels;
-  size_t of_isa;  // so many of them, the first ones
+  size_t of_isa;  // how many of the first ones are of `isa` itself
   Taken taken;
 };
 
-// Those that this processor can run, best first.
+// A table for each instruction set that this processor has, best first.
 const std::vector<Table>& supported_tables();
 
-// The one in use, which tests may change. Returns false if there is none of this name.
+// The table in use, which tests may change. set_isa returns false if there is no such instruction set.
 const Table& current_table();
 bool set_isa(std::string_view name);
 

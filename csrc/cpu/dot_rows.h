@@ -1,5 +1,5 @@
-// Few rows of x: rows of the weight as they meet them, in int8_dot.h too, and the main loop of f32_dot.h
-// and int8_x_dot.h. Under the rule of isa/kernels.h: internal linkage.
+// Few rows of x: in which order rows of the weight are taken (in int8_dot.h too), and the main loop of f32_dot.h,
+// bf16_dot.h and int8_x_dot.h. Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
 #include "common/epilogue.h"
@@ -8,12 +8,12 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Rows of weights times rows of x in registers at once.
+// Sums in registers at once: rows of the weight times rows of x.
 constexpr int kSumsAtOnce = 4;
-// Rows of x. (4 were 1.4 to 1.7 times as slow as panels: docs/cpu-notes.md.)
+// The most rows of x. (4 were 1.4 to 1.7 times as slow as panels: docs/cpu-notes.md.)
 constexpr int kDotRows = 2;
-// Rows in registers at once are far apart, and each is the head of a stream that reads a quarter of
-// the task in the order of memory; so many bytes of it are asked for ahead. (On a Xeon with AMX
+// The rows in registers at once are far apart: each is in a stream of its own, which reads up to a quarter of
+// the task in the order of memory. So many bytes of each are prefetched. (On a Xeon with AMX
 // 0.67 ms, for 0.88 with neighbouring rows and 0.74 with a quarter of the distance:
 // docs/cpu-notes.md.)
 constexpr int kAhead = 1024;
@@ -26,13 +26,13 @@ struct RowsAt {
   const uint8_t* codes[kCount];
 };
 
-// Those of y from [begin, end): product(at, y), at being RowsAt, gives y[of these][row of x].
+// Computes rows [begin, end) of y: product(at, y) gives y[row of `at`, a RowsAt][row of x], before the epilogue.
 template <int kXRows, typename F>
 inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Index stack,
                           Index begin, Index end, F&& product) {
   constexpr int kCount = kSumsAtOnce / kXRows;
   const Epilogue epilogue = {p, o, slice, stack};
-  // Of a gated activation half of the rows are the others' partners.
+  // With a gated activation, half of the rows are partners of the others.
   const int streams = is_gated(p.activation) ? kCount / 2 : kCount;
   const Index step = ceil_div(end - begin, Index{streams});
   float sums[kCount][kXRows][kLanes] = {};
@@ -40,7 +40,7 @@ inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Inde
     RowsAt<kCount> at;
     at.i = i;
     for (int r = 0; r < kCount; ++r) {
-      // The last of them may repeat the last row.
+      // The last stream may repeat the last row.
       const Index n = min_of(begin + i + r % streams * step, end - 1);
       at.n[r] = n + (r < streams ? 0 : p.N / 2), at.left[r] = min_of(step - i, end - n);
       at.codes[r] = row_of(p, o, stack, at.n[r]);
@@ -59,9 +59,9 @@ inline void for_each_rows(const Problem& p, const Operands& o, Index slice, Inde
   }
 }
 
-// Scales and offsets of a strip, neighbouring rows of the weight. They are read together: of one row they are hardly
-// a vector, and took as long as 512 codes (docs/cpu-notes.md, "Short rows"). kMost: scales that stay in the nearest
-// cache.
+// Scales and offsets of a strip, which is neighbouring rows of the weight. They are read together: those of one row
+// hardly fill a vector, and took as long as 512 codes (docs/cpu-notes.md, "Short rows"). kMost: scales that stay in
+// the first-level cache.
 template <typename C, int kMost>
 struct StripParams {
   static constexpr Index kMostRows = 16;
@@ -71,12 +71,12 @@ struct StripParams {
   const Operands& o;
   const Index stack;
   const Index groups = groups_of(p), rows = rows_of(p);  // of a row; of a strip
-  const Index to_offsets = offsets_at(p);                // of a row from its scales
+  const Index to_offsets = offsets_at(p);                // from a row's scales to its offsets
   const Index whole =
       groups / kLanes * kLanes;  // groups in whole vectors; lanes of those in the last
   const Ints tail = lane_numbers() < static_cast<int32_t>(groups % kLanes);
 
-  // A power of two.
+  // Rows of a strip, a power of two.
   static Index rows_of(const Problem& p) {
     Index rows = kMostRows;
     while (rows > 1 && rows * groups_of(p) > kMost) rows /= 2;
@@ -85,7 +85,7 @@ struct StripParams {
   // Floats.
   static Index size(const Problem& p) { return (C::kShifted ? 2 : 1) * offsets_at(p); }
 
-  // to[row][group] <- scales of `count` rows from n on, and their offsets. Those of the next strip are asked for.
+  // to[row][group] <- scales of `count` rows from n on, and their offsets. Prefetches those of the next strip.
   void read(Index n, Index count, float* to) const {
     if constexpr (C::kShifted)
       read_params<C>(p, o, stack, n, count, groups, to, to + to_offsets);
@@ -94,8 +94,8 @@ struct StripParams {
     ask_for(o.scale, n + rows), ask_for(o.shift, n + rows);
   }
 
-  // sum + lanes whose sum is what the offsets of a row add, whose scales these are. x_sums: of a row of x,
-  // [group], zero behind the last.
+  // Returns `sum` plus lanes that add up to what a row's offsets contribute. scales: of this row. x_sums: the sums
+  // of a row of x, [group], zero behind the last.
   Floats add_shift(Floats sum, const float* scales, const float* x_sums) const {
     if constexpr (C::kShifted) {
       const float* const offsets = scales + to_offsets;
@@ -108,10 +108,10 @@ struct StripParams {
   }
 
  private:
-  // Lookups read behind the last.
+  // With a vector more, since lookups read behind the last value.
   static Index offsets_at(const Problem& p) { return padded(rows_of(p) * groups_of(p)) + kLanes; }
 
-  // For a parameter of a strip that begins with row n.
+  // Prefetches a parameter of the strip that begins with row n.
   void ask_for(const Param& param, Index n) const {
     const Index size = size_of(param.dtype), bytes = rows * param.n_stride * size;
     const char* from = static_cast<const char*>(param.data) +
@@ -141,7 +141,7 @@ class RowParams {
   // Scales of the first of the rows; those of each other one are scales_size() further on.
   const float* scales() const { return scales_; }
   Index scales_size() const { return size_; }
-  // Lanes whose sum is what the offsets of row r add.
+  // Lanes that add up to what the offsets of row r contribute.
   Floats shift(int r, const float* x_sums) const {
     return strip_.add_shift(Floats{}, scales_ + r * size_, x_sums);
   }
@@ -154,7 +154,7 @@ class RowParams {
   const float* scales_ = nullptr;
 };
 
-// Which group of those that lie in a block of kCodes codes a lane belongs to.
+// For each lane of a block of kCodes codes: its group, counted from the block's first.
 template <int kCodes>
 inline Ints groups_of_lanes(const Problem& p) {
   int32_t group[kLanes];
@@ -163,16 +163,16 @@ inline Ints groups_of_lanes(const Problem& p) {
   return load_ints(group);
 }
 
-// Groups of these are whole blocks of kCodes, or parts of one that are whole lanes, or all of K.
+// Whether groups are whole blocks of `codes` codes, or parts of one that are whole lanes, or all of K.
 inline bool suits_blocks(Index group, Index k, Index codes) {
   return group >= k || group % codes == 0 || (codes % group == 0 && group % (codes / kLanes) == 0);
 }
 
 // How blocks are summed before they are scaled.
 struct Runs {
-  Index blocks, groups;            // of a row of weights; groups that a block has to move on by
-  Index group_size;                // blocks, after which to do so
-  Index whole_blocks, last_words;  // of a row, and of what is behind them
+  Index blocks, groups;            // blocks of a row; groups to move on by
+  Index group_size;                // after so many blocks
+  Index whole_blocks, last_words;  // whole blocks of a row; words behind them
 
   template <typename Main>
   static Runs of(const Problem& p) {
@@ -187,12 +187,12 @@ struct Runs {
   }
 };
 
-// total[r][m]: lanes whose sum is dot(weights of row r, row m of x). Main has
-//   kCodes, kBytes, kVectors: of a block, and of its x for a row;
-//   Sum; load_block(from, words); add(codes, block, x, sums): all rows of x;
-//   kMaxRun: blocks that are summed by themselves;
-//   add_scaled(total, sum, scale, lanes), lanes being the block's of `of_lanes`.
-// scales: of row 0, those of the next are scales_size further on. kFixed: blocks of all runs, if not 0.
+// total[r][m]: lanes that add up to dot(weights of row r, row m of x). Main has
+//   kCodes, kBytes of a block, and kVectors, the vectors of x that a block needs for a row of x;
+//   Sum; load_block(from, words); add(codes, block, x, sums): for all rows of x;
+//   kMaxRun: the most blocks that are summed before they are scaled;
+//   add_scaled(total, sum, scale, lanes), where lanes is the block's part of `of_lanes`.
+// scales: of row 0; those of the next row are scales_size further on. kFixed: blocks of every run, if not 0.
 // kByLane: lanes of a block have scales of their own.
 template <typename Main, bool kByLane, int kFixed, int kXRows, int kCount, typename Total>
 inline void add_runs(const typename Main::C& codes, const Runs& runs, const float* x,

@@ -1,8 +1,8 @@
-// Few rows of x where blocks of codes hold several groups: rows of the weight one after another, in the
+// Few rows of x where a block of codes holds several groups: rows of the weight are taken one after another, in the
 // order of memory, since there is as much to do for a row as for its blocks. Under the rule of
 // isa/kernels.h: internal linkage.
 //
-// What there is to do for a row is done for a strip of them: 18 groups, say, are no whole vectors, but those
+// The work that is done once a row is done for a strip of rows: 18 groups, say, are no whole vectors, but those
 // of 16 rows are; and lanes are summed by a transposition, not row by row.
 #pragma once
 
@@ -14,10 +14,10 @@ namespace {
 template <typename C>
 using Strip = StripParams<C, 1024>;
 
-// How far ahead a row's codes are asked for, which are one stream.
+// Bytes by which the codes, a single stream, are prefetched.
 constexpr int kStripAhead = 2048;
 
-// Lane i <- the sum of v[i].
+// Lane i <- the sum of the lanes of v[i].
 inline Floats sums_of_each(const Floats* v) {
   Ints square[kLanes];
   JAXGEMV_UNROLL
@@ -29,8 +29,8 @@ inline Floats sums_of_each(const Floats* v) {
   return (Floats)square[0];
 }
 
-// Which group of those that lie in a block of kCodes codes a lane belongs to; where the last block of a
-// row lacks some, the last that is there.
+// For each lane of a block of kCodes codes: its group, counted from the block's first; where the last block of a
+// row has fewer groups, its last one.
 template <int kCodes>
 struct LaneGroups {
   Ints of_whole, of_last;
@@ -47,8 +47,8 @@ struct LaneGroups {
   }
 };
 
-// Those of y from [begin, end): product(row, scales, total) adds a row of the weight, without its offsets,
-// to total[row of x], whose lanes are then summed. scales: of its groups, and anything behind them.
+// Computes rows [begin, end) of y: product(row, scales, total) adds a row of the weight, without its offsets,
+// to total[row of x], whose lanes are then summed. scales: of the row's groups, with anything behind them.
 // x_sums: [row of x][group], zero behind the last.
 template <typename C, int kXRows, typename F>
 inline void for_each_strip(const Problem& p, const Operands& o, Index slice, Index stack,
@@ -83,8 +83,8 @@ inline void for_each_strip(const Problem& p, const Operands& o, Index slice, Ind
   }
 }
 
-// total[m] += lanes whose sum is dot(row of the weight, row m of x). Main is as add_runs takes it. kWide: groups
-// may be several blocks, and it is x whose lanes have scales of their own.
+// total[m] += lanes that add up to dot(row of the weight, row m of x). Main is as for add_runs. kWide: a group
+// may be several blocks, and only x has scales that differ between lanes.
 template <typename Main, bool kWide, int kXRows>
 inline void add_row(const typename Main::C& codes, const Runs& runs, const float* x,
                     const uint8_t* row, const float* scales, const LaneGroups<Main::kCodes>& lanes,

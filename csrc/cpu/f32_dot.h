@@ -1,5 +1,5 @@
-// Few rows of x with weights whose codes stand for floats: these are looked up or converted in registers,
-// in the order of memory. Under the rule of isa/kernels.h: internal linkage.
+// Few rows of x and weights whose codes stand for floats, which are looked up or converted in registers, in the
+// order of memory. Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// What takes few instructions to load.
+// Only widths that take few instructions to load.
 template <Format kFormat, int kBits>
   requires(kFormat != Format::kAffine && Block<kBits>::kUnitIsByte &&
            Exists<Codes<kFormat, kBits, XKind::kFloats>>)
@@ -31,7 +31,7 @@ struct F32Dot {
   static constexpr bool takes(Dtype x) { return is_wide(x); }
   static constexpr int kCodes = B::kCodes, kBytes = B::kBytes, kVectors = B::kUnit;
   static constexpr int kMaxRun = kRunCodes / kCodes;  // for accuracy
-  // What mxfp4 and mxfp8 have, and what takes longest to scale.
+  // The group of mxfp4 and mxfp8, which takes longest to scale: it has a loop of its own.
   static constexpr int kFixedGroup = 32;
 
   static bool supports(const Problem& p, const Operands&) {
@@ -71,7 +71,7 @@ struct F32Dot {
   static void add_scaled(Floats& total, Floats sum, Floats scale, const float*) {
     total += sum * scale;
   }
-  // Blocks are in units of C::kUnit.
+  // Whether load_block converts codes to values, in units of C::kUnit.
   static constexpr bool kIsConverted = std::is_same_v<decltype(load_block(nullptr, 0)), Floats>;
 
   static Index scratch_size(const Problem& p, const Operands&) {

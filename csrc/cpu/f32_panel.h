@@ -7,18 +7,19 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Of the weights, up to which x is not packed ("Any number of rows"; an AMD EPYC, two cores).
+// Rows of the weight, N, up to which x is not packed ("Any number of rows"; an AMD EPYC, two cores).
 constexpr Index kFewRows = 512;
 
 // acc[m][lane] += sum over k of x[m][k] * panel[k][lane], for kTileVectors vectors of lanes. A panel is
-// summed by itself: one sum of all K would lose more than 2^-20 where nothing in it cancels. kStride:
-// from a row of x to the next, where one register then addresses them all; or 0, and `stride` is.
+// summed by itself: one sum of all K would lose more than 2^-20 where nothing in it cancels. kStride: floats
+// from a row of x to the next if known at compile time, so that one register addresses them all; else 0, and
+// `stride` says it.
 template <int kRows, Index kStride>
 __attribute__((noinline)) void multiply_floats(const float* panel, const float* x, Index stride,
                                                Index count, float* acc) {
   if (kStride > 0) stride = kStride;
   Floats sum[kRows][kTileVectors] = {};
-  // The next tile's x, which many rows keep in the second-level cache.
+  // Prefetches the next tile's x, which is in the second-level cache if there are many rows.
   const float* ahead = x + kRows * stride;
   for (Index k = 0; k < count; ++k, panel += kRowBlock, ++x) {
     if (kStride > 0)
@@ -74,7 +75,7 @@ struct F32Panel : Panel<C, F32Panel<C>> {
     return true;
   }
 
-  // Where each code's group is in by_group.
+  // The plan: where in by_group the parameters of each code's group begin.
   static Index plan_size(const Problem& p) { return Base::panels_of(p) * kPanelCodes; }
   static int32_t* places_of(float* plan) { return reinterpret_cast<int32_t*>(plan); }
   static void make_plan(const Problem& p, float* plan) {
@@ -85,7 +86,7 @@ struct F32Panel : Panel<C, F32Panel<C>> {
     }
   }
 
-  // panel[k][lane], weights.
+  // panel[k][lane] <- the finished weights of a chunk.
   static void unpack_chunk(const C& codes, const Ints* words, const Scratch& s, Index k0, int chunk,
                            int lane) {
     const int32_t* places = places_of(s.plan) + k0 + chunk * kChunkCodes;

@@ -1,7 +1,7 @@
-// The FFI handler: a call, its kernel, and XLA's threads.
+// The FFI handler of products: reads a call, chooses its kernel, and runs it on XLA's threads.
 //
-// It does not throw. A job allocates its memory at once (job.h); without it, and where XLA's own objects
-// find none, the answer is kResourceExhausted. While a thread may be at work nothing else fails.
+// It does not throw. A job allocates all of its memory at once (job.h); if that, or an object of XLA's own, finds
+// none, the answer is kResourceExhausted. While a thread may be at work nothing else fails.
 
 #include "handler.h"
 
@@ -17,7 +17,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// A worker's share of a job.
+// A worker's reference to a job, which keeps the job alive, and the work that it does.
 class Share {
  public:
   Share(Job* job, Index worker) : job_(job), worker_(worker) { job->share(); }
@@ -41,9 +41,9 @@ const Kernel* choose_kernel(const Table& table, const Call& call, bool must_take
                 });
 }
 
-// Calls one after another that are the whole, each of rows of x that a cache holds when they are packed:
-// all of x would be new memory for each call, which takes longer to get than to fill. A call that writes
-// y where x lies is not cut: it has to copy x before.
+// Splits a call into calls that run one after another, each with as many rows of x as a cache holds when they are
+// packed: memory for all of x would be new for each call, which takes longer to get than to fill. A call that
+// writes y where x lies is not split: it has to copy x before.
 std::vector<Call> shares_of(const Call& call) {
   const Problem& p = call.problem;
   const Index count = ceil_div(p.M, std::max(kPackedRows, kPackedValues / p.K));
@@ -67,7 +67,7 @@ void run(Job* job, ffi::ThreadPool& pool) {
     for (Index worker = 1; worker < job->workers(); ++worker)
       pool.Schedule(Task(Share(job, worker)));
   } catch (const std::bad_alloc&) {
-    // Those that have been woken, and this one, do the work of all.
+    // The threads already woken, and this one, do all of the work.
   }
   job->work(0);
 }

@@ -1,4 +1,4 @@
-// What the extension module registers, without XLA's headers.
+// The handlers that the extension module registers, declared without XLA's headers.
 #pragma once
 
 struct XLA_FFI_Error;

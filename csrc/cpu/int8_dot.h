@@ -1,6 +1,6 @@
 // Few rows of x by integer dot products. Under the rule of isa/kernels.h: internal linkage.
 //
-// Converting codes to float32 takes more instructions than memory leaves time for. So x becomes
+// Converting codes to float32 takes more instructions than memory leaves time for. Instead x becomes
 // fixed point, with a quantum for each run of codes, and is cut into slices, signed bytes or 16-bit
 // words; products of slices and codes are summed exactly, and become float32 once a run.
 //
@@ -31,7 +31,7 @@ struct Int8Dot : SlicedX<C> {
     return p.M <= kDotRows && suits_blocks(p.group, p.K, XPacked::kCodes);
   }
 
-  // Sums of a run, in quanta.
+  // The value of a run in quanta, from the sums of its slices.
   template <int kSlices>
   static Floats value_of(const Ints (&sum)[kSlices]) {
     if constexpr (kSliceWidth == 8) {
@@ -65,7 +65,7 @@ struct Int8Dot : SlicedX<C> {
     }
   }
 
-  // Of a row of weights: [row of x][run] scale * quantum.
+  // factors[row of x][run] <- scale * quantum, for a row of the weight.
   template <int kXRows>
   static void make_factors(const Shape& shape, const Packed& x, const float* scales,
                            float* factors) {
@@ -81,7 +81,7 @@ struct Int8Dot : SlicedX<C> {
     }
   }
 
-  // total[r][m]: lanes whose sum is dot(weights of row r, row m of x), without the offsets.
+  // total[r][m]: lanes that add up to dot(weights of row r, row m of x), without the offsets.
   // Not inline: its sums take all registers.
   template <int kXRows, int kSlices, int kCount = kSumsAtOnce / kXRows>
   __attribute__((noinline)) static void multiply(const C& codes, const Shape& shape,
@@ -120,7 +120,7 @@ struct Int8Dot : SlicedX<C> {
     for (int m = 0; m < kXRows; ++m) total[r][m] = acc[r][m];
   }
 
-  // The products of one row where blocks hold several groups.
+  // total += the products of one row of the weight, where blocks hold several groups.
   template <int kXRows, int kSlices>
   static void add_narrow(const C& codes, const Shape& shape, const Packed& x, const uint8_t* row,
                          const float* scales, const LaneGroups<XPacked::kCodes>& lanes,

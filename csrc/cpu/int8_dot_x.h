@@ -1,4 +1,4 @@
-// x of int8_dot.h: fixed point, cut into slices, signed integers of kSliceBits. Under the rule of
+// x for int8_dot.h: fixed point, cut into slices, which are signed integers of kSliceBits. Under the rule of
 // isa/kernels.h: internal linkage.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Without an instruction for it any width does, as long as this compiles: nothing uses it.
+// Without an instruction for slices any width will do that compiles: nothing uses it.
 constexpr int kSliceWidth = kSliceBits > 0 ? kSliceBits : 8;
 
 // Bits of an element. float32 gets one slice more where many elements need it (common/small_x.h).
@@ -30,18 +30,18 @@ struct SlicedX {
   static_assert(kMaxRun * kCodes / kLanes * C::kLargest < 1 << 15);
   using Slice = std::conditional_t<kSliceWidth == 8, uint8_t, uint16_t>;
 
-  // Worked out once: divisions are slow.
+  // Computed once, because divisions are slow.
   struct Shape {
-    Index blocks, whole_blocks;      // of a row of weights
-    Index last_words, groups;        // of what is behind the whole ones; of it
-    Index group_blocks, group_runs;  // of a group
+    Index blocks, whole_blocks;      // blocks of a row of the weight; whole ones
+    Index last_words, groups;        // words behind whole blocks; groups of a row
+    Index group_blocks, group_runs;  // blocks and runs of a group
     Index runs;
     bool is_narrow;      // blocks hold several groups each:
-    Index block_groups;  // so many
+    Index block_groups;  // groups in a block
     Index factors_size;  // floats for a row of weights and one of x
 
     explicit Shape(const Problem& p) {
-      // A block that lacks codes alone, and no word, is not whole: its lanes may have no group.
+      // A block that lacks codes is not whole, even if it lacks no word: some of its lanes may have no group.
       blocks = ceil_div(p.K, Index{kCodes}), whole_blocks = p.K / kCodes;
       last_words = row_bytes(p.K, C::kBits) / 4 - whole_blocks * kWords;
       groups = groups_of(p);
@@ -54,7 +54,7 @@ struct SlicedX {
     }
   };
 
-  // In this order.
+  // The packed x, in this order.
   struct Packed {
     float* sums;    // [row][group]: of x
     float* quanta;  // [row][run]
@@ -133,14 +133,15 @@ struct SlicedX {
     return true;
   }
 
-  // What a slice more holds of what the others leave.
+  // The value of the extra slice, from what the other slices leave.
   static int32_t last_slice(float rest) {
     constexpr int kLast = (1 << (kSliceWidth - 1)) - 1;
     const int32_t next = nearest<int32_t>(rest * kNextSlice);
     return next > kLast ? kLast : next;
   }
 
-  // Of a block, whose codes begin at k: elements that few slices do not hold, and that all do not.
+  // In a block that begins at code k: adds to `few` the elements that kFewSlices do not hold well enough, and to
+  // `all` those that kAllSlices do not.
   static void find_small(const Problem& p, const Shape& shape, const float* x, Index k, Index run,
                          float quantum, SmallX& few, SmallX& all) {
     const auto add = [&](SmallX& small, Index i, float rest) {
@@ -160,7 +161,7 @@ struct SlicedX {
     }
   }
 
-  // The slices of a block, and whether some elements need more than all but the last one.
+  // Writes the slices of a block. Returns whether some element needs more than the first kFewSlices.
   static bool cut(const float* x, float inverse, bool is_float, Index rows, float* out) {
     constexpr uint32_t kBias = kSliceWidth == 8 ? 0x808080 : 0x8000;
     uint32_t fixed[kCodes];

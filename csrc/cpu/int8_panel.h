@@ -1,5 +1,5 @@
-// Any number of rows of int8 x, any width and any group: integer dot products, which are exact, and scaled
-// a group at a time, or without a scale the whole in 32 bits. Under the rule of isa/kernels.h: internal
+// Any number of rows of int8 x, any width and any group: exact integer dot products, which are scaled once a
+// group, or if the weights have no scale, summed over all of K in 32 bits. Under the rule of isa/kernels.h: internal
 // linkage.
 #pragma once
 
@@ -8,11 +8,11 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Bits of a code in a word: a slice, or without an instruction for these the word.
+// Bits that a code takes of a word: those of a slice, or without a dot product of slices the whole word.
 constexpr int kPartBits = kSliceBits > 0 ? kSliceBits : 32;
 constexpr int kParts = 32 / kPartBits;
 
-// Words of kParts codes. Those of a chunk have the codes place(word, part).
+// Words of kParts codes each: part `part` of a chunk's word `word` is its code place(word, part).
 template <int kBits>
 struct Codes<Format::kAffine, kBits, XKind::kParts> : AffineCodes<kBits> {
   using AffineCodes<kBits>::AffineCodes;
@@ -97,7 +97,7 @@ struct Int8Panel : SegmentPanel<C, Int8Panel<C>> {
     }
   }
 
-  // panel[word][lane]
+  // panel[word][lane] <- the codes of a chunk, kParts in a word.
   static void unpack_chunk(const C&, const Ints* words, const Scratch& s, Index, int chunk,
                            int lane) {
     unpack_words(words, s.panel + chunk * kWords * kRowBlock + lane,
@@ -111,7 +111,7 @@ struct Int8Panel : SegmentPanel<C, Int8Panel<C>> {
     (store_floats(panel + kWord * kRowBlock, (Floats)C::template at<kWord>(word)), ...);
   }
 
-  // Sums that stay integers: `offset` and the sum of x are too.
+  // The exact product: sums stay integers, and so are the sum of x and the zero, which comes as `offset`.
   struct Exact {
     static constexpr int kWords = kChunkCodes / kParts;
     using Sum = Ints;

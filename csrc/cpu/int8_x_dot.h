@@ -19,12 +19,12 @@ struct Int8XDot {
   static constexpr bool takes(Dtype x) { return x == Dtype::kI8; }
   static constexpr int kUnits = 32 * kLanes / kSliceWidth;
   static constexpr int kCodes = C::kSteps * kUnits, kBytes = 4 * C::kWords, kVectors = C::kSteps;
-  // Sums are exact: a lane adds up as many products, each less than 2^15 in magnitude.
+  // Sums are exact in 32 bits: in a run a lane adds up 2^16 products at most, each below 2^15 in magnitude.
   static constexpr Index kMaxRun = (Index{1} << 16) * kLanes / kCodes;
   using Slice = std::conditional_t<kSliceWidth == 8, int8_t, int16_t>;
 
   static bool is_grouped(const Problem& p) { return p.x_group > 0 && p.x_group < p.K; }
-  // Whether lanes of a block are scaled by themselves.
+  // Whether each lane of a block has its own scale, of the weights or of x.
   static bool is_by_lane(const Problem& p) {
     return is_grouped(p) || (p.group < kCodes && p.group < p.K);
   }
@@ -35,7 +35,7 @@ struct Int8XDot {
                              (!is_grouped(p) || p.x_group % (kCodes / kLanes) == 0)));
   }
 
-  // In this order.
+  // The packed x, in this order.
   struct Packed {
     float* scale;     // [row]: of x, unless lanes have theirs
     float* sums;      // [row][group]: of x times its scale, or integers

@@ -12,12 +12,12 @@
 namespace jaxgemv::cpu {
 
 // One allocation holds a job and all memory that its call needs. It lives as long as its last
-// thread: one may come when all is done, and the call's buffers gone; it finds no task and touches
-// nothing.
+// thread: a thread may come when all is done and the call's buffers are gone; it then finds no task and
+// touches nothing.
 class Job {
  public:
-  // Null without memory. fallback: for values of x that do not suit `kernel`, or null. done: counts the
-  // tasks of the schedule.
+  // Null if there is no memory. fallback: the kernel for values of x that do not suit `kernel`, or null. done: counts
+  // the tasks of the schedule.
   static Job* make(const Call& call, const Kernel& kernel, const Kernel* fallback,
                    const Schedule& schedule, Index threads, const ffi::CountDownPromise& done) {
     const Index workers = std::min({threads, schedule.tasks, schedule.workers});
@@ -36,7 +36,7 @@ class Job {
     operator delete(this, std::align_val_t{kLine});
   }
 
-  // First its own share, in the order of memory, which is then read as one stream; then the others'.
+  // Takes the tasks of its own share first, in the order of memory, which is then one stream; then those of others.
   void work(Index worker) {
     pack_x();
     Index finished = 0;
@@ -54,10 +54,10 @@ class Job {
   }
 
  private:
-  // Of the caches, which bring lines in pairs: where one thread wrote beside what another reads, calls took a
-  // tenth longer (docs/cpu-notes.md, "Short rows").
+  // Two lines of the caches, which bring lines in pairs: where one thread wrote beside what another reads, calls took
+  // a tenth longer (docs/cpu-notes.md, "Short rows").
   static constexpr Index kLine = 128;
-  struct alignas(kLine) Next : std::atomic<Index> {};  // each thread counts up another
+  struct alignas(kLine) Next : std::atomic<Index> {};  // next task of a share
   using Count = std::atomic<Index>;
 
   // Where the parts of the memory begin, in bytes; sizes in floats.
@@ -86,7 +86,7 @@ class Job {
     }
 
     Index next, finished_parts, x, sums, scratch, size = 0;
-    Index x_size, scratch_size;  // of a slice, of a worker
+    Index x_size, scratch_size;  // floats for a slice; for a worker
   };
 
   Job(const Call& call, const Kernel& kernel, const Kernel* fallback, const Schedule& schedule,
@@ -114,8 +114,8 @@ class Job {
   float* x_of(Index slice) { return at<float>(layout_.x) + slice * layout_.x_size; }
   Index begin_of(Index share) const { return schedule_.tasks * share / workers_; }
 
-  // Returns when all of x is packed, by whichever threads have come. None waits for one that has not
-  // begun.
+  // Packs pieces of x, and returns when all of x is packed, by whichever threads have come. None waits for one that
+  // has not begun.
   void pack_x() {
     const Index pieces = schedule_.x_pieces, all = pieces * problem_.batch;
     for (Index i; (i = next_piece_.fetch_add(1)) < all;) {
@@ -153,7 +153,7 @@ class Job {
 
   const Problem problem_;
   const Operands operands_;
-  const Kernel* kernel_;  // another one, or null, once x has shown that it does not suit
+  const Kernel* kernel_;  // becomes the fallback, or null, if x turns out not to suit
   const Kernel* const fallback_;
   const Schedule schedule_;
   const Layout layout_;

@@ -16,7 +16,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Of the instruction set in use.
+// The kernels of the instruction set in use, without those of lesser sets.
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> rows;
   const Table& table = current_table();

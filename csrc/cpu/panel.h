@@ -1,7 +1,7 @@
-// Products of weights that are decoded into a panel, which is then multiplied with many rows of x:
-// what f32_panel.h and bf16_panel.h share. Under the rule of isa/kernels.h: internal linkage.
+// Kernels that decode weights into a panel, which is then multiplied with many rows of x: what f32_panel.h,
+// bf16_panel.h and int8_panel.h share. Under the rule of isa/kernels.h: internal linkage.
 //
-// A lane holds a row of weights: words of kLanes rows are transposed, and code k then has the same
+// A lane holds a row of the weight: words of kLanes rows are transposed, after which code k has the same
 // place in every lane. A panel, kPanelCodes codes of kRowBlock rows, is decoded once and multiplied
 // with up to kSharingRows rows of x while the first-level cache holds it.
 #pragma once
@@ -20,7 +20,7 @@ constexpr int kPanelCodes = 128;
 constexpr int kChunkCodes = 32;  // these are as many words as a code has bits
 static_assert(kRowBlock % (kTileVectors * kLanes) == 0);
 
-// The code that begins with bit kBit of a chunk's words, which are in registers: its lowest bit becomes
+// The code that begins with bit kBit of a chunk's words (kBits of them, in registers): its lowest bit becomes
 // bit kTo of a lane, with anything around it.
 template <int kBits, int kBit, int kTo = 0>
 inline Ints code_at(const Ints (&word)[kBits]) {
@@ -35,7 +35,7 @@ inline Ints code_at(const Ints (&word)[kBits]) {
   return code;
 }
 
-// f<rows>() of 1 to kRows.
+// Calls f<rows>() for 1 to kRows rows, a number that is known only at run time.
 template <int kRows = kTileRows, typename F>
 inline void with_rows(Index rows, F&& f) {
   if constexpr (kRows > 1)
@@ -43,16 +43,16 @@ inline void with_rows(Index rows, F&& f) {
   f.template operator()<kRows>();
 }
 
-// f(first, end), of few rows of x at a time: to pack these one panel after another reads and writes a few
-// streams, and not a page for each row.
+// Calls f(first, end) for a few rows of x at a time: packing these one panel after another reads and writes a few
+// streams, rather than a page for each row.
 template <typename F>
 inline void for_each_stripe(Index m0, Index m1, F&& f) {
   constexpr Index kStripe = 8;
   for (Index m = m0; m < m1; m += kStripe) f(m, min_of(m + kStripe, m1));
 }
 
-// put(words, chunk, lane), of kChunkCodes of codes k0 .. k0 + kPanelCodes of kRowBlock rows, and of kLanes rows from
-// `lane` on; with anything behind K.
+// Unpacks codes [k0, k0 + kPanelCodes) of kRowBlock rows: calls put(words, chunk, lane) for each chunk of kChunkCodes
+// and each kLanes rows, from row `lane` on; words[i] has word i of the chunk of one row a lane. Anything behind K.
 template <int kBits, typename Put>
 inline void unpack_panel(const Problem& p, const uint8_t* const* rows, Index k0, Put&& put) {
   constexpr int kWords = kPanelCodes / kChunkCodes * kBits;
@@ -73,18 +73,18 @@ inline void unpack_panel(const Problem& p, const uint8_t* const* rows, Index k0,
   }
 }
 
-// Where a panel's x is: from a row to the next, and from a panel; in floats.
+// Where a panel's x lies, and how far it is from a row to the next, and from a panel to the next; in floats.
 struct XRows {
   const float* at;
   Index row, panel;
 };
 
 // Form: what a panel holds and how it is multiplied. It has
-//   kPanelSteps: codes of a row in a panel, or pairs of them;
-//   make_plan(p, plan), of a task: what depends on shapes alone, in plan_size(p) of scratch;
-//   unpack_chunk(codes, words, s, k0, chunk, lane), of kChunkCodes codes of the panel from k0 on;
+//   kPanelSteps: vectors of a panel for one row of x: codes of a row, or words of several;
+//   make_plan(p, plan), once a task: what depends on shapes alone, in plan_size(p) of scratch;
+//   unpack_chunk(codes, words, s, k0, chunk, lane): kChunkCodes codes of the panel that begins at k0;
 //   rows_of(p, o, slice, packed): x of the first panel;
-//   multiply(p, s, k0, m0, m1, x), which adds rows [m0, m1) to s.acc; x becomes the next panel's.
+//   multiply(p, s, k0, m0, m1, x): adds the products of rows [m0, m1) to s.acc; x moves on to the next panel.
 template <typename C, typename Form>
 struct Panel {
   static constexpr int kRows = kSharingRows;
@@ -93,7 +93,7 @@ struct Panel {
 
   static Index panels_of(const Problem& p) { return ceil_div(p.K, Index{kPanelCodes}); }
 
-  // Of a task.
+  // The scratch memory of a task.
   struct Scratch {
     float* acc;       // [row of x][lane]
     float* panel;     // [code or pair of them][lane]
@@ -139,7 +139,7 @@ struct Panel {
       for (Index i = 0; i < kRowBlock * (m1 - m0); ++i) s.acc[i] = 0;
       XRows next_x = Form::rows_of(p, o, slice, x);
       for (Index k0 = 0; k0 < p.K; k0 += kPanelCodes) {
-        // The next block, in the order of memory.
+        // The next row block is prefetched, in the order of memory.
         constexpr Index kPanelBytes = kRowBlock * kWords * 4;
         const uint8_t* ahead = block.next(rows, k0 / kPanelCodes * kPanelBytes, bytes);
         unpack_panel<kBits>(p, rows, k0, [&](const Ints* words, int chunk, int lane) {
@@ -155,7 +155,7 @@ struct Panel {
     }
   }
 
-  // tile<rows>(m, lane), for all lanes of a panel and rows [m0, m1) of x in tiles of equal heights.
+  // Calls tile<rows>(m, lane) for all lanes of a panel, and rows [m0, m1) of x in tiles of about equal heights.
   template <typename Tile>
   static void for_each_tile(Index m0, Index m1, Tile&& tile) {
     const Index tiles = ceil_div(m1 - m0, Index{kTileRows});

@@ -1,8 +1,8 @@
 // Finished weights of rows, as bfloat16 in the order of memory: what weights_panel.h multiplies. Under the rule
 // of isa/kernels.h: internal linkage.
 //
-// A step is kTileWords codes of a row. Few bits choose from a table of finished weights, which a group has to
-// itself; other codes become float32 and are scaled.
+// A step is kTileWords codes of a row. Codes of few bits choose from a table of finished weights, one for each
+// group; wider codes become float32 and are scaled.
 #pragma once
 
 #include "common/codes.h"
@@ -11,7 +11,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// kKeepsRest: what a weight loses as bfloat16 is a second one.
+// kKeepsRest: what a weight loses by rounding to bfloat16 is kept as a second bfloat16.
 template <typename C, bool kKeepsRest>
 class RowWeights {
   static constexpr int kBits = C::kBits;
@@ -37,7 +37,7 @@ class RowWeights {
   }
 
   // to[step][part of a weight][row] <- steps [begin, end) of kRowBlock rows, in which codes behind K are zeros.
-  // scale, offset: [row][group], with rows `stride` apart. ahead: as many bytes that will be asked for.
+  // scale, offset: [row][group], with rows `stride` apart. ahead: where as many bytes are prefetched.
   void unpack(const uint8_t* const (&rows)[kRowBlock], Index begin, Index end, const float* scale,
               const float* offset, Index stride, const uint8_t* ahead, uint16_t* to) const {
     const Index whole = min_of(end, p_.K / kStep);
@@ -46,7 +46,7 @@ class RowWeights {
     else
       unpack_steps(rows, begin, whole, scale, offset, stride, ahead, to);
     if (whole == end) return;
-    // What is left of the rows, and codes that may be anything.
+    // The last step, which K fills in part: bytes up to the row's end, of which those behind K may be anything.
     const Index left = row_bytes(p_.K, kBits) - whole * kStepBytes;
     const Index group = group_ >= p_.K ? 0 : whole * kStep / group_;
     to += (whole - begin) * kStepSize;
@@ -62,7 +62,7 @@ class RowWeights {
   }
 
  private:
-  enum Groups { kOne, kTwo, kMany };                     // in a step, or at most
+  enum Groups { kOne, kTwo, kMany };                     // groups that a step has
   static constexpr Index kPartSize = kRowBlock * kStep;  // of weights
   static constexpr Index kStepSize = (1 + kKeepsRest) * kPartSize;
 
@@ -70,7 +70,7 @@ class RowWeights {
   const C& codes_;
   const Index group_;
   const Groups groups_;
-  const int32_t* plan_;  // of kMany: of each half of each step its group
+  const int32_t* plan_;  // with kMany: the group of each code, as steps have them
   Floats entries_[2];    // where kLooksUp, the first ones, and the others or the same again
 
   static Groups groups_in(const Problem& p, Index group) {
@@ -82,8 +82,8 @@ class RowWeights {
     if (kKeepsRest) __builtin_memcpy(to + kPartSize, &weights.rest, sizeof(Ints));
   }
 
-  // Of whole steps; groups of several have a loop of their own, and so have rows. Not inlined: they need
-  // their registers.
+  // These two unpack whole steps of all rows: unpack_groups where groups are several steps, unpack_steps elsewhere.
+  // Not inlined: they need their registers.
   __attribute__((noinline)) void unpack_groups(const uint8_t* const (&rows)[kRowBlock], Index begin,
                                                Index end, const float* scale, const float* offset,
                                                Index stride, const uint8_t* ahead,
@@ -126,7 +126,7 @@ class RowWeights {
     return 1.f;
   }();
 
-  // Of the halves of a step, each lane's.
+  // Scale and offset of each lane, for both halves of a step.
   struct Terms {
     Floats scale[2], offset[2];
   };
@@ -137,7 +137,7 @@ class RowWeights {
             {gather(offset, groups[0]), gather(offset, groups[1])}};
   }
 
-  // What codes of one group or of two, each half of a step, become weights with.
+  // What turns codes into weights in a step with one group, or with two, a half of the step each.
   struct Table {
     Terms terms;
     Rounded chosen;

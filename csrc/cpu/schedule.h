@@ -7,31 +7,31 @@
 
 namespace jaxgemv::cpu {
 
-// Weights that are worth a task of their own, for one row of x.
+// Bytes of weights that are worth a task of their own, for one row of x.
 constexpr Index kTaskBytes = 64 << 10;
-// Weights that each of several threads has to have, for one row of x: to wake one takes the caller
+// Bytes of weights that are worth another thread, for one row of x: to wake it takes the caller
 // 6 us, and it comes late. (An AMD EPYC, two cores: docs/cpu-notes.md, "Every width in int8_dot".)
 constexpr Index kThreadBytes = 96 << 10;
-// Values of x that are worth the time to divide them.
+// Values of x from which on threads share the packing.
 constexpr Index kPieceValues = 32 << 10;
-// Values of x that are packed at a time, and rows for which weights are worth decoding. (An AMD EPYC,
-// two cores: docs/cpu-notes.md, "Any number of rows".)
+// Values of x that are packed at a time, and at least so many rows, for which weights are worth decoding. (An AMD
+// EPYC, two cores: docs/cpu-notes.md, "Any number of rows".)
 constexpr Index kPackedValues = 1 << 20, kPackedRows = 128;
 // Tasks for each thread: threads that start late or run slowly take fewer. (2 to 32 were the same or
 // slower: docs/cpu-notes.md, "Threads".)
 constexpr Index kTasksPerThread = 8;
 
-// Tasks of neighbouring numbers are neighbours in memory: [slice][part of the rows][column of
-// codes]. A product has one column. How the transposed product is cut depends on shapes alone, and
-// so does the order in which its sums are added up, by whoever finishes the last part of a column.
+// Tasks with neighbouring numbers are neighbours in memory: [slice][part of the rows][column of
+// codes]. A product has one column. How the transposed product is cut depends on shapes alone, and so does the
+// order in which its sums are added up, by whichever thread finishes the last part of a column.
 struct Schedule {
-  Index codes, columns;    // of y in a column; columns
-  Index part_rows, parts;  // of the weight, or of y
-  Index rows;              // of all parts
-  Index tasks;             // of all slices
-  Index sums = 0;          // of a tile, in floats
-  Index x_pieces;          // of a slice of x, packed by themselves
-  Index workers;           // threads that gain by it
+  Index codes, columns;    // codes of y in a column; columns
+  Index part_rows, parts;  // rows of a part, of the weight or of y; parts
+  Index rows;              // rows of all parts together
+  Index tasks;             // tasks of all slices together
+  Index sums = 0;          // floats of a tile's sums, transposed only
+  Index x_pieces;          // pieces of a slice of x, each packed by one thread
+  Index workers;           // threads for which there is enough work
 
   Schedule(const Problem& p, Index threads) {
     p.transposed ? divide_transposed(p) : divide_product(p, threads);
@@ -43,7 +43,7 @@ struct Schedule {
   }
 
   Index slice_of(Index task) const { return task / (columns * parts); }
-  // A column of a slice.
+  // The number of a task's column, counted over all slices.
   Index place_of(Index task) const { return slice_of(task) * columns + task % columns; }
   Index part_of(Index task) const { return task / columns % parts; }
 

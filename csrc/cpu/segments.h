@@ -1,5 +1,5 @@
-// Panels of several codes in a word of a lane, whose products with as many elements of x are summed a
-// group at a time, and then scaled: what bf16_panel.h and int8_panel.h share. Under the rule of
+// Panels with several codes in each word of a lane: their products with as many elements of x are summed a
+// group at a time, and then scaled. What bf16_panel.h and int8_panel.h share. Under the rule of
 // isa/kernels.h: internal linkage.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Segment {
   Index chunks() const { return ceil_div(end, Index{kChunkCodes}) - first(); }
 };
 
-// f(segment), for those of the panel that begins with k0: of codes that share a scale, and their x too.
+// Calls f(segment) for the segments of the panel that begins at k0: codes that share a scale, whose x does too.
 template <typename F>
 inline void for_each_segment(const Problem& p, Index k0, F&& f) {
   const Index size = min_of(kPanelCodes, p.K - k0);
@@ -29,14 +29,14 @@ inline void for_each_segment(const Problem& p, Index k0, F&& f) {
 }
 
 // acc[m][lane] += what Form makes of the sum of panel[word][lane] * x[m][word], over `chunks` of a panel, for
-// kTileVectors vectors of lanes. x: [row][word] of each, so many apart. of_rows: values of m.
+// kTileVectors vectors of lanes. x: a chunk's [row][word], `apart` floats from the next chunk's. of_rows: values of m.
 template <typename Form, int kRows>
 __attribute__((noinline)) void multiply_words(const float* panel, const float* x, Index chunks,
                                               Index apart, const float* of_rows, Index rows,
                                               const float* scale, const float* offset, float* acc) {
   typename Form::Sum sum[kRows][kTileVectors] = {};
   for (Index chunk = 0; chunk < chunks; ++chunk, x += apart) {
-    // The next tile's x.
+    // Prefetches the next tile's x.
     const float *at = x, *ahead = x + kRows * Form::kWords;
     for (int word = 0; word < Form::kWords; ++word, panel += kRowBlock, ++at, ahead += kRows) {
       __builtin_prefetch(ahead);
@@ -64,10 +64,10 @@ __attribute__((noinline)) void multiply_words(const float* panel, const float* x
   }
 }
 
-// Form, besides what Panel wants of it, has
-//   kWords, of a row in a chunk; kOfRows, how many values a segment has for each row of x;
+// Form has, besides what Panel requires,
+//   kWords, words of a row in a chunk; kOfRows, values that a segment has for each row of x;
 //   Sum, and dot(sum, words of weights, words of x);
-//   add(acc, sum, scale, offset, of_rows, rows), of_rows[i * rows] being value i of the row;
+//   add(acc, sum, scale, offset, of_rows, rows), where of_rows[i * rows] is value i of the row;
 //   pack_segment(x, k0, segment, m0, m1, packer, of_rows, words).
 template <typename C, typename Form>
 struct SegmentPanel : Panel<C, Form> {

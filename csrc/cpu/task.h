@@ -1,4 +1,4 @@
-// What handlers give to XLA: tasks for its threads, and the answer of a call that has none.
+// What handlers give to XLA: tasks for its threads, and a future that is finished already.
 #pragma once
 
 #include <utility>
@@ -14,8 +14,8 @@
 
 namespace jaxgemv::cpu {
 
-// XLA's threads are not instrumented: ThreadSanitizer has to be told that what comes before Schedule comes
-// before the task.
+// A task for XLA's thread pool. XLA is not instrumented: ThreadSanitizer has to be told that what comes before
+// Schedule happens before the task.
 template <typename F>
 class Task {
  public:

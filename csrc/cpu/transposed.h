@@ -1,10 +1,10 @@
 // The transposed product, y = x @ w, which sums over the rows of the weight and not along them.
 // Under the rule of isa/kernels.h: internal linkage.
 //
-// The weight is cut into tiles of codes and rows. In a tile kDecoded rows are decoded a vector at a
-// time, which goes into the sums of all rows of x while it is in a register; the sums are in cache.
-// They lie in the order in which blocks of codes are met until `finish` puts them right. Each is
-// filled in the order of the rows, whatever x has besides and however many threads there are.
+// The weight is cut into tiles of codes and rows. In a tile, kDecoded rows are decoded a vector at a
+// time, and each vector is added to the sums of all rows of x while it is in a register; the sums are in cache.
+// They lie in the order in which blocks of codes are decoded, until `finish` reorders them. Each sum
+// is made in the order of the rows, whatever else x has and however many threads there are.
 #pragma once
 
 #include "common/blocks.h"
@@ -13,7 +13,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// A tile's codes of a row that is not there.
+// Stands for the codes of a row behind the last.
 alignas(64) constexpr uint8_t kNoWeights[kMaxTileCodes + 128] = {};
 // Rows of the weight whose parameters are converted together.
 constexpr Index kParamRows = 32;
@@ -22,14 +22,14 @@ constexpr Index kParamRows = 32;
 struct Columns {
   const uint8_t* body[kDecoded];
   const uint8_t* tail[kDecoded];  // copies of the ends of the rows, which may end where memory does
-  Index body_blocks, blocks;      // those that can be read in place, and all
+  Index body_blocks, blocks;      // blocks that can be read in place, and all
   Index first_blocks, group_blocks;    // blocks in the first group and in the others
   const float *zero, *scale, *offset;  // [kDecoded][row_size]: a value per group, or per code
   Index row_size;
   Index count;  // rows that are there; codes of others may stand for infinity
 };
 
-// sums[m][code] += the products of `rows` rows of x, [row][kDecoded], with them. kWhole:
+// sums[m][code] += the products of w_rows with `rows` rows of x, [row][kDecoded]. kWhole:
 // groups are whole blocks. kOneRow: rows is 1. Not inline: it needs all registers.
 template <typename C, bool kWhole, bool kOneRow>
 [[gnu::noinline]] void add_products(const C& codes, const Columns& w_rows, const float* x,
@@ -106,7 +106,7 @@ struct Transposed {
   }
   static void prepare(const Problem&, const Operands&, float*) {}
 
-  // out[kDecoded rows of the weight][row of x][one of them]
+  // out[n / kDecoded][row of x][n % kDecoded] <- x[m, n], for rows n of the weight.
   static bool pack_x(const Problem& p, const Operands& o, Index slice, Index m0, Index m1,
                      float* out) {
     for (Index n = 0; n < p.N; n += kParamRows)
@@ -121,12 +121,12 @@ struct Transposed {
     return true;
   }
 
-  // Values that a parameter has for a row of a tile.
+  // How many values a parameter has for a row of a tile.
   static Index row_size(const Problem& p, Index codes) {
     return is_whole(p) ? codes / p.group + 2 : codes;
   }
 
-  // What run() keeps: the parameters of kParamRows rows as Columns has them, and when groups are not
+  // Floats that run() needs: the parameters of kParamRows rows as in Columns, and when groups are not
   // whole blocks, the group of each code and room for one value per group.
   static Index scratch_size(const Problem& p, const Operands&, Index codes) {
     return 3 * kParamRows * row_size(p, codes) + (is_whole(p) ? 0 : 2 * codes);
@@ -149,7 +149,7 @@ struct Transposed {
       }
     }
 
-    // Of rows [n0, n0 + count), and up to a multiple of kDecoded those of weights that are 0.
+    // Loads those of rows [n0, n0 + count), and of zero weights up to a multiple of kDecoded rows.
     void load(Index n0, Index count) {
       const float mid = p.affine == Affine::kOffset ? 0 : C::kMid;
       for (Index i = 0, at = 0; i < ceil_div(count, kDecoded) * kDecoded; ++i, at += size) {
@@ -181,7 +181,7 @@ struct Transposed {
     Index first_group, groups;
     float *zero, *scale, *offset, *per_group;
     int32_t*
-        group_of;  // [i]: of the code that comes i-th in the blocks of the tile, the first is 0
+        group_of;  // [i]: the group of the i-th code in the tile's blocks, counted from first_group
   };
 
   static void fill(float value, Index count, float* out) {

@@ -1,10 +1,10 @@
 // Many rows of bfloat16 x, any width and any group: finished weights as bfloat16 (row_weights.h).
 // Under the rule of isa/kernels.h: internal linkage.
 //
-// A weight is rounded to bfloat16 where the call allows it; else what that loses is a second bfloat16, where
-// tiles of AMX make that worth while, and both are 2^-18 of it near. So nothing is left to be done for a group, as
-// amx_bf16.h and amx_int8.h have it, whose sums are scaled. Where a group of integers is a panel or more, so are
-// they here: codes are bfloat16.
+// A weight is rounded to bfloat16 where the call allows it. Else, with AMX, what this loses is kept as a second
+// bfloat16, and the two are within 2^-18 of the weight. So nothing is left to be done once a group, unlike in
+// amx_bf16.h and amx_int8.h, which scale sums. Only where groups of integers are a panel or more are sums scaled here
+// too: the weights are then the codes, which are exact in bfloat16.
 #pragma once
 
 #include "common/epilogue.h"
@@ -15,7 +15,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Product: of a panel and tiles of x, by the instruction set (isa/amx_weights.h, isa/avx512bf16_weights.h).
+// Product: multiplies a panel by tiles of x, for an instruction set (isa/amx_weights.h, isa/avx512bf16_weights.h).
 template <typename C, typename Product>
 struct WeightsPanel {
   static constexpr const char* kName = Product::kName;
@@ -28,10 +28,10 @@ struct WeightsPanel {
   using Weights = RowWeights<C, kKeepsRest>;
   static constexpr int kStep = Weights<false>::kStep;  // codes
   static constexpr Index kTile = kTileHeight * kTileWords, kSums = kRowBlock * kLanes;
-  // Weights of a row in a panel, in both parts, a third of the nearest cache; and row blocks whose sums stay in
-  // the next one, with x of a panel ("Finished weights on AMX").
+  // kDepth: weights of a row in a panel, over all parts, a third of the first-level cache. kBlocks: row blocks whose
+  // sums stay in the second-level cache, with a panel's x ("Finished weights on AMX").
   static constexpr Index kDepth = 256, kBlocks = 8, kFewValues = 512 << 10, kFewGroups = 1024;
-  // Magnitudes of scales and shifts, or zero: weights and what they lose then are normal numbers.
+  // Limits on magnitudes of scales and shifts other than zero: weights, and what these lose, are then normal numbers.
   static constexpr float kLeast = 0x1p-50f, kMost = 0x1p100f;
   // Codes in a row from which on 2^-18 of a weight is less than what float32 sums may lose.
   static constexpr Index kLeastCodes = 192;
@@ -45,7 +45,7 @@ struct WeightsPanel {
     return p.rounded || is_exact(p, o) || (Product::kHasTwoParts && p.K >= kLeastCodes);
   }
 
-  // Whether weights are bfloat16 as they are: the significands of a code and of a scale of one byte, together.
+  // Whether weights are exact in bfloat16: it holds the significands of a code and a one-byte scale together.
   static bool is_exact(const Problem& p, const Operands& o) {
     if (o.scale.dtype != Dtype::kE4M3 && o.scale.dtype != Dtype::kE8M0) return false;
     if constexpr (C::kFormat == Format::kCodebook) {
@@ -61,16 +61,16 @@ struct WeightsPanel {
 
   struct Shape {
     bool scales_sums;
-    Index group;   // of finished weights
-    Index parts;   // of a weight
+    Index group;   // codes that share a finished weight's scale
+    Index parts;   // bfloat16 numbers of a weight
     Index depth;   // codes of a row in a panel
-    Index groups;  // in a row
+    Index groups;  // groups in a row, padded
     Index steps;   // in a row
-    Index tiles;   // of rows of x, which are columns
-    int columns;   // of each
+    Index tiles;   // tiles of rows of x, which are columns
+    int columns;   // columns of each tile
     Index shared;  // tiles that share a panel
-    Index blocks;  // of rows that are multiplied with x of a panel
-    Index plan;    // of Weights
+    Index blocks;  // row blocks that are multiplied with x of a panel
+    Index plan;    // size of the plan of Weights
 
     Shape(const Problem& p, const Operands& o) {
       scales_sums = WeightsPanel::scales_sums(p), group = scales_sums ? p.K : min_of(p.group, p.K);
@@ -99,15 +99,15 @@ struct WeightsPanel {
     const Index panels = ceil_div(p.K, shape.depth);
     return shape.x_size() + (shape.scales_sums ? panels * shape.tiles * kLanes : 0);
   }
-  // Behind it, sums of a panel: [panel][tile][column]
+  // Behind the packed x lie its sums over each panel: [panel][tile][column]
   template <typename Float>
   static Float* x_sums(const Shape& shape, Float* x, Index panel, Index tile) {
     return x + shape.x_size() + (panel * shape.tiles + tile) * kLanes;
   }
   static void prepare(const Problem&, const Operands&, float*) {}
 
-  // False where an element, or a parameter of this share of the weight's rows, is out of range. What belongs to
-  // no row is left as it is.
+  // False if an element of x, or a parameter of this call's share of the weight's rows, is out of range. Columns
+  // without a row of x are left as they are.
   static bool pack(const X& x, Index m0, Index m1, float* out) {
     const Problem& p = x.p;
     const Shape shape(p, x.o);
@@ -116,7 +116,7 @@ struct WeightsPanel {
     for (Index m = m0, next; m < m1; m = next) {
       const Index tile = m / shape.columns;
       next = min_of((tile + 1) * shape.columns, m1);
-      Floats sum[kLanes] = {};  // of a row each
+      Floats sum[kLanes] = {};  // of one row of x each
       for (Index step = 0; step < shape.steps; ++step) {
         Ints square[kLanes] = {};  // a row of x each, then a pair of codes each
         const Index k = step * kStep, count = next - m;
@@ -158,10 +158,10 @@ struct WeightsPanel {
     });
   }
 
-  // Of a task.
+  // The scratch memory of a task.
   struct Scratch {
     float* acc;       // [row block][tile][row][column]
-    float* sums;      // of a panel, as acc
+    float* sums;      // of one panel, laid out as acc
     uint16_t* panel;  // [step][part][row][word]
     float* scale;     // [row block][row][group]
     float* offset;
@@ -202,7 +202,7 @@ struct WeightsPanel {
     run(Weights<false>(p, codes, shape.group, s.plan));
   }
 
-  // Rows [n0, n1) of y, of tiles [tile0, tile1) of x. A panel's x is read for one row block after another.
+  // Computes rows [n0, n1) of y for tiles [tile0, tile1) of x. A panel's x is read for one row block after another.
   template <bool kKeepsRest>
   static void run_rows(const Weights<kKeepsRest>& weights, const Product& product,
                        const Epilogue& epilogue, const Shape& shape, const Scratch& s,
@@ -250,7 +250,7 @@ struct WeightsPanel {
                      const uint8_t* const (&rows)[kRowBlock], Index step, Index end,
                      const float* scale, const float* offset, Index groups, uint16_t* panel) {
     constexpr Index kStepBytes = Weights<kKeepsRest>::kStepBytes;
-    // The next block, in the order of memory.
+    // The next row block is prefetched, in the order of memory.
     const uint8_t* ahead = block.next(rows, step * kStepBytes * kRowBlock, row_bytes(p.K, kBits));
     weights.unpack(rows, step, end, scale, offset, groups, ahead, panel);
   }
@@ -266,7 +266,7 @@ struct WeightsPanel {
     }
   }
 
-  // acc += sums of codes of one group times their scales, and offsets times sums of x.
+  // acc += the sums of a panel, which is in one group, times its scales, and sums of x times its offsets.
   static void add_scaled(const Shape& shape, const float* sums, const float* x_sums,
                          const float* scale, const float* offset, Index tiles, float* acc) {
     for (Index tile = 0; tile < tiles; ++tile, x_sums += kLanes) {
@@ -277,7 +277,7 @@ struct WeightsPanel {
     }
   }
 
-  // Rows [n0, n0 + count) of y, of a tile of x.
+  // Writes rows [n0, n0 + count) of y for a tile of x.
   static void store_tile(const Epilogue& epilogue, const Shape& shape, Index n0, Index count,
                          Index tile, const float* acc) {
     Ints square[2][kLanes];  // a row of y each, then a column

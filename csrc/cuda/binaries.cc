@@ -1,5 +1,5 @@
-// What nvcc's code registers with the CUDA runtime when the module is loaded, heard of on the way: the linker has these
-// calls come here (cmake/cuda.cmake). The runtime itself does not give it back.
+// Keeps what nvcc's host code registers with the CUDA runtime when the module is loaded: the linker redirects these
+// calls to the wrappers below (cmake/cuda.cmake). The runtime itself does not give it back.
 #include "binaries.h"
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace jaxgemv::cuda {
 namespace {
 
-// As `cuobjdump` finds them, and cuda's fatbinary_section.h has the first: a wrapper in .nvFatBinSegment that points to
-// a header, and that has its own size and that of all behind it.
+// The layout that `cuobjdump` reads; cuda's fatbinary_section.h declares the first: a wrapper in .nvFatBinSegment
+// points to a header, which has its own size and that of all behind it.
 struct Wrapper {
   int32_t magic, version;
   const void* data;

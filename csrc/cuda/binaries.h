@@ -11,7 +11,7 @@ struct Binary {
   const char* name = nullptr;  // of the kernel in it
 };
 
-// kernel: its host function. No data where it is not known.
+// kernel: its host function. `data` is null where the binary is not known.
 Binary binary_of(const void* kernel);
 
 }  // namespace jaxgemv::cuda

@@ -16,15 +16,16 @@ constexpr bool has_rare_width(const Problem& problem) {
 
 constexpr bool has_groups_of_64(const Problem& problem) { return problem.group % 64 == 0; }
 
-// Tables whose scales are no part of stream's operand.
+// Tables whose scales stream does not multiply into its operand.
 constexpr bool has_wide_table(const Problem& problem) {
   return all<has_table, has_groups_of_64>(problem);
 }
 
-// So few rows for their length that direct, whose CTAs share K, has many more warps than stream.
+// Weights with so few rows for their length that direct, whose CTAs share K, has many more warps than stream.
 constexpr bool has_long_rows(const Problem& problem) { return problem.K >= 4 * problem.N; }
 
-// stream has a CTA for 16 rows of the weights, which does more for a wide table and for long rows: "Which kernel".
+// Whether stream has enough CTAs, one for 16 rows of the weights; for a wide table and for long rows it does more:
+// "Which kernel".
 constexpr bool has_many_tiles(const Problem& problem) {
   const bool is_slower = problem.M > 1 || has_rare_width(problem);
   const bool is_long = problem.K > (is_slower ? 6143 : 8192);
@@ -33,13 +34,13 @@ constexpr bool has_many_tiles(const Problem& problem) {
   return problem.batch * problem.N >= std::max(tables, rows);
 }
 
-// What wgmma does not take, so that only wgmma_any competes with wgmma_tma.
+// Weights that wgmma does not take, so that only wgmma_any competes with wgmma_tma.
 constexpr bool is_not_for_wgmma(const Problem& problem) {
   return any<none<has_integers>, has_small_groups, has_rare_width>(problem);
 }
 
-// wgmma_any does as much for 32 columns of x as for few, and a row of float32 is two; mma_any does more at
-// the end of a group.
+// wgmma_any does as much for 32 columns of x as for few, and a float32 row of x takes two columns; mma_any does more
+// work at the end of a group.
 constexpr bool has_many_columns(const Problem& problem) {
   return problem.M > 16 ||
          all<has_rows<512>, has_codes<4>, any<has_x<Dtype::kF32>, none<has_one_group>>>(problem);
@@ -58,7 +59,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against all others: "Small matrices".
     {"direct", 0, 1, 64, 1 << 20, any<has_integers, has_groups_of_64>},
     {"direct", 0, 1, 64, 1 << 19},
-    // Against each other and stream, which has one row of these: "One row of float32 beside tables and float8".
+    // Against each other and stream, which takes only one row of x here: "One row of float32 beside tables and float8".
     {"wgmma_tma", 4, 1, 1, kNoLimit, all<has_wide_floats, has_codes<5>, has_columns<6144>>},
     {"wgmma_tma", 8, 1, 1, kNoLimit, all<has_wide_floats, has_codes<6>, has_columns<6144>>},
     {"wgmma_tma", 4, 1, 1, 24 << 20, all<has_wide_floats, has_codes<6>, none<has_columns<769>>>},
@@ -69,7 +70,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 2, 2, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
     {"wgmma_tma", 0, 3, 6, kNoLimit, all<has_wide_floats, has_codes<4>>, kOneByteScale},
     {"wgmma_tma", 0, 7, 8, kNoLimit, all<has_wide_floats, has_codes<3>>, kOneByteScale},
-    // Against stream, which has a table for each of its CTAs: "Short rows beside a table".
+    // Against stream, whose CTAs each make a table of their own: "Short rows beside a table".
     {"direct", 4, 1, 8, 2 << 20, all<has_table, has_16_bit_x, none<has_columns<257>>>},
     {"direct", 4, 1, 8, 3 << 20, all<has_table, has_16_bit_x, none<has_columns<129>>>},
     // Against stream, which takes a microsecond longer with parts: "Parts in direct".
@@ -78,12 +79,12 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 1, 16, 1 << 21, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
     {"stream", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kNorm},
     {"direct", 0, 1, 16, 1 << 22, all<is_fast_in_direct, none<has_columns<2049>>>, kEpilogue},
-    // Against stream, in which x * norm is two numbers, as it is here: "Few rows of x".
+    // Against stream, in which x * norm is two numbers, as it is in these: "Few rows of x".
     {"wgmma_tma", 0, 3, 4, kNoLimit, has_codes<100>, kNorm},
     {"wgmma_tma", 0, 5, 8, kNoLimit, has_codes<24>, kNorm},
     {"direct", 4, 4, 8, 16 << 20, is_fast_in_direct, kNorm},
-    // Against stream, wgmma and wgmma_any. It makes an image of x first, as others do of x * norm:
-    // "Boxes of weights"; of tables "One fp16 for an entry".
+    // Against stream, wgmma and wgmma_any. wgmma_tma makes an image of x first, as others do of x * norm: "Boxes of
+    // weights"; for tables "One fp16 for an entry".
     {"wgmma_tma", 4, 9, 64, kNoLimit, has_codes<8>, kNorm},
     {"wgmma_tma", 4, 9, 16, kNoLimit,
      all<has_table, any<has_codes<48>, all<has_codes<20>, has_columns<16384>>>>, kOneByteScale},
@@ -136,7 +137,7 @@ inline constexpr Crossover kCrossovers[] = {
      all<has_x<Dtype::kF32>, has_codes<8>, has_rows<2048>, none<has_small_groups>>},
     {"fma", 0, 1, 1, 256 << 20, all<any<none<has_rows<1793>>, has_codes<20>>, none<has_odd_rows>>},
     {"fma", 0, 1, 2, 5 << 20, all<has_16_bit_x, has_odd_rows>},
-    // With a norm, which direct makes x of for every 16 rows of the weights; only these take one.
+    // With a norm, for which direct makes x * norm again for every 16 rows of the weights; only these kernels take one.
     {"direct", 0, 1, 8, 16 << 20, is_fast_in_direct, kNorm},
     {"direct", 0, 9, 16, 8 << 20, is_fast_in_direct, kNorm},
     {"direct", 0, 1, 16, 5 << 20, nullptr, kNorm},
@@ -168,7 +169,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_wide_floats, has_codes<1>>},
     {"direct", 0, 9, 32, 3 << 20},
     {"direct", 0, 33, 64, 3 << 19, has_long_rows},
-    // Against mma_any: "Many rows on Hopper". Up to 8 rows it stages more zeros than x.
+    // Against mma_any: "Many rows on Hopper". Up to 8 rows of x wgmma stages more zeros than x.
     {"wgmma_tma", 8, 9, 64, kNoLimit, all<has_columns<8192>, none<has_rows<4096>>>},
     {"wgmma", 0, 9, 64},
     // Against wgmma_any: "Boxes of weights".
@@ -182,7 +183,7 @@ inline constexpr Crossover kCrossovers[] = {
     // Against mma_any: "Many rows of every width".
     {"mma_any", 0, 9, 12, kNoLimit, all<has_16_bit_x, has_small_groups, has_codes<48>>},
     {"wgmma_any", 0, 9, 64, kNoLimit, has_many_columns},
-    // Where that is not.
+    // Where wgmma_any cannot run.
     {"direct", 0, 17, 64, 8 << 20, has_16_bit_x},
     // Against XLA's product with the dequantised matrix: "More than 64 rows".
     {"direct", 0, 65, kNoLimit, kNoLimit, is_for_direct},
@@ -197,7 +198,7 @@ inline constexpr Crossover kCrossovers[] = {
     // program is for any number of rows.
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
-    // Against mma_any: "Every width". stream, of few tiles, with parts that the ones above refuse.
+    // Against mma_any: "Every width". stream with few tiles is for parts that the kernels above refuse.
     {"stream", 0, 1, 1, kNoLimit, has_16_bit_x},
     {"stream", 0, 1, 16, kNoLimit, has_whole_pieces},
     {"mma_any", 0, 1, kNoLimit},

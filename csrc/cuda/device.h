@@ -1,4 +1,4 @@
-// What a launch has to know of a GPU, asked once.
+// What a launch has to know about a GPU, queried once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,18 +13,18 @@ namespace jaxgemv::cuda {
 struct Device {
   int id = 0;
   int sms = 0;
-  int major = 0;         // of the compute capability that the code which runs there is for
+  int major = 0;         // of the compute capability whose code the GPU runs
   int shared_bytes = 0;  // the most that a CTA can have
 };
 
 // Architectures that the kernels are compiled for, as CMake writes them: "80-real,90a-real,120".
 extern const std::string_view kCompiled;
 
-// The compute capability, 80 for 8.0, whose code of `compiled` runs on a GPU of that one: its machine code, or what the
-// driver makes of the newest PTX that is no newer. 0 if there is none.
+// Which of the architectures in `compiled` a GPU of this capability (80 for 8.0) runs: one with machine code for it, or
+// else the newest PTX that is no newer, of which the driver makes code. 0 if there is none.
 int code_for(int capability, std::string_view compiled);
 
-// The one that is current in this thread.
+// The device that is current in this thread.
 cudaError_t current_device(Device* device);
 
 // Answers that depend on the device, and on a key (a kernel, say). Each is asked for once; failures

@@ -1,4 +1,5 @@
-// XLA's call: buffers in, launches out: of a kernel, and of one that puts x in order where it wants that.
+// The handler of XLA's calls: takes buffers, and launches a kernel, after one that makes an image of x where the kernel
+// needs it.
 #include "handler.h"
 
 #include <new>
@@ -26,7 +27,7 @@ std::optional<ffi::Error> take_image(ffi::RemainingRets scratch, Call* call) {
   if ((*image)->element_type() != ffi::DataType::U8 || dims.size() != 3 ||
       dims[0] != problem.batch || dims[1] != problem.M)
     return invalid;
-  // Programs for any number of rows have no more than this.
+  // The least that an image takes: programs for any number of rows have no more than this.
   const Index bytes =
       image::least_image_row_bytes(problem.M, problem.K, image::parts_of(problem, call->operands));
   if (dims[2] < bytes) return invalid;

@@ -20,7 +20,8 @@ namespace {
 
 namespace abi = record_abi;
 
-// What a command launches: an update that came to another kernel or grid must not give it these arguments.
+// What a command launches. An update of a call that now chooses another kernel or grid must not give it these
+// arguments.
 struct Launch {
   const void* kernel;
   LaunchShape shape;
@@ -94,7 +95,7 @@ class XlaRecorder final : public Recorder {
     return checked(frame_.api->request_capture(frame_.context));
   }
 
-  // That is to be returned.
+  // The error that is to be returned to XLA, or null.
   XLA_FFI_Error* error() const { return error_; }
 
  private:
@@ -158,7 +159,7 @@ const abi::Frame* frame_of(const XLA_FFI_CallFrame* call) {
 
 XLA_FFI_Error* record(XLA_FFI_CallFrame* call) {
   const auto execute = reinterpret_cast<XLA_FFI_Handler*>(gemv_handler());
-  if (call->extension_start != nullptr) return execute(call);  // asks what it is
+  if (call->extension_start != nullptr) return execute(call);  // XLA asks for metadata
   const abi::Frame* const frame = frame_of(call);
   if (frame == nullptr)
     return error_of(
@@ -171,15 +172,15 @@ XLA_FFI_Error* record(XLA_FFI_CallFrame* call) {
   call->stage = XLA_FFI_ExecutionStage_EXECUTE;
   XLA_FFI_Error* const error = execute(call);
   call->stage = stage;
-  if (error == nullptr && *frame->count == 0) of_call.capture();  // of nothing: XLA wants a node
+  if (error == nullptr && *frame->count == 0) of_call.capture();  // empty: XLA wants a node
   recorder() = nullptr;
   if (of_call.error() == nullptr) return error;
-  // In place of what execute made of it.
+  // In place of the error that execute made of it.
   if (error != nullptr) destroy(call->api, error);
   return of_call.error();
 }
 
-// Once with a record stage, and without if XLA will not have it.
+// Registers the target with a record stage, and without if XLA will not have it.
 abi::Error* register_target(const XLA_FFI_Api* api, const char* name) {
   abi::Error* error = nullptr;
   for (void* const stage : {reinterpret_cast<void*>(record), static_cast<void*>(nullptr)}) {

@@ -1,4 +1,4 @@
-// Kernels as nodes of the CUDA graph that XLA records, in place of a graph that it captures of each call. Such a node
+// Kernels as nodes of the CUDA graph that XLA records, instead of a graph that it captures of each call. Such a node
 // may begin before the one in front of it has ended, as XLA's own do, and takes the host less time to update.
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace jaxgemv::cuda {
 
-// Dynamic shared memory, and clusters of `ranks` CTAs that are neighbours in x. `early`: it may begin before the
-// kernel in front of it has ended, and waits itself. `keeps_shared`: leaves an SM split into shared memory and L1 as
-// one needs it that has most of it, since splitting it anew waits until all CTAs there are gone. `leads`: the call
-// has another kernel behind it, which begins early.
+// How a kernel is launched: dynamic shared memory in bytes, and clusters of `ranks` CTAs that are neighbours in x.
+// `early`: it may begin before the kernel in front of it has ended, and waits for that itself. `keeps_shared`: asks for
+// the split of shared memory and L1 with the most of the former, since another split would have to wait until all CTAs
+// on the SM are gone. `leads`: the call has another kernel behind this one, which begins early.
 struct LaunchShape {
   dim3 grid;
   int threads;
@@ -22,7 +22,7 @@ struct LaunchShape {
   bool leads = false;
 };
 
-// By value: what a kernel is given.
+// An argument of a kernel, passed by value.
 struct Argument {
   const void* data;
   size_t size;
@@ -30,7 +30,7 @@ struct Argument {
 
 class Recorder {
  public:
-  // kernel: its host function. A call is one node, or captured.
+  // kernel: its host function. A call becomes one node (add), or is captured (capture).
   virtual cudaError_t add(const void* kernel, const LaunchShape& shape,
                           std::span<const Argument> arguments) = 0;
   virtual cudaError_t capture() = 0;
@@ -39,7 +39,7 @@ class Recorder {
   ~Recorder() = default;
 };
 
-// Where launches of this thread go in place of a stream, or null. A state of the thread, as the capture of a stream is.
+// Where launches of this thread go in place of a stream, or null. It is a state of the thread, as stream capture is.
 inline Recorder*& recorder() {
   thread_local Recorder* of_thread = nullptr;
   return of_thread;

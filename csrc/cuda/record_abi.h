@@ -9,7 +9,8 @@
 
 namespace jaxgemv::cuda::record_abi {
 
-// Minor version of the FFI, and the stage's: of jaxlib 0.11.2, and of 0.12.0, which adds a third kind of machine code.
+// Versions of the FFI (minor) and of its record stage, in jaxlib 0.11.2 and in 0.12.0, which adds a third kind of
+// machine code.
 struct Version {
   int ffi_minor, major, minor;
 };

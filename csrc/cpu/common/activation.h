@@ -52,7 +52,7 @@ inline Floats gelu_exact_of(Floats x) {
   return x * select(x > 0.f, 1.f - beyond, beyond);
 }
 
-// Of a gated one its gate.
+// A gated activation applies the function of its gate alone.
 inline Floats activate(Activation activation, Floats x) {
   switch (activation) {
     case Activation::kNone: return x;

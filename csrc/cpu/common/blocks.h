@@ -1,4 +1,4 @@
-// Codes of a row as transposed.h decodes them, in blocks: lane j of a vector holds unit j, one or two
+// Codes of a row as transposed.h and f32_dot.h decode them, in blocks: lane j of a vector holds unit j, one or two
 // consecutive codes, so that unpacking takes a widening load, shifts and masks. Under the rule of
 // isa/kernels.h: internal linkage.
 #pragma once
@@ -33,7 +33,8 @@ struct Places {
   }
 };
 
-// Lane j <- unit j, with anything above it; or where there is a way that is faster, its value in C::kUnit.
+// Lane j <- unit j, with anything in the bits above it; or, of float8 with one code a lane, the value itself in units
+// of C::kUnit.
 template <typename C>
 inline auto load_units(const uint8_t* from) {
   using B = Block<C::kBits>;
@@ -49,7 +50,7 @@ inline auto load_units(const uint8_t* from) {
   }
 }
 
-// Values of codes i of all units.
+// Lane j <- the value of code i of unit j.
 template <typename C>
 inline Floats values_of(const C& codes, Ints units, int i) {
   using B = Block<C::kBits>;
@@ -60,13 +61,13 @@ inline Floats values_of(const C&, Floats values, int) {
   return values * C::kUnit;
 }
 
-// The affine map of one row of weights in one group. Where a vector holds the weights of all codes,
-// they are looked up.
+// The affine map of one row of the weight in one group. Where a vector has room for the weights of all codes
+// (C::kLookup), these are computed once and looked up.
 template <typename C>
 struct Group {
   Floats zero, scale, offset, table;
 
-  // there: of a row of weights; others are 0, whatever codes stand for.
+  // there: whether the row exists; else its weights are 0, whatever codes stand for.
   void set(const C& codes, float z, float s, float o, bool there) {
     zero = broadcast(z), scale = broadcast(s), offset = broadcast(o);
     if constexpr (C::kLookup) table = there ? (codes.all() - zero) * scale + offset : Floats{};

@@ -2,9 +2,9 @@
 // format is a specialisation here for each main loop that is to have it, and rows in isa/kernels.h.
 // Under the rule of that file: internal linkage.
 //
-// All have kFormat, kBits, kShifted, whether scaled values are shifted, and kMid, the value that stands
-// for a weight of 0 in Affine::kSymmetric.
-// An object is made for a stack entry of a call, and may hold a table of it; suits(p, o) is whether it can.
+// Every specialisation has kFormat, kBits, kShifted (whether scaled values are shifted, by a zero or an offset) and
+// kMid (the value of a code that stands for a weight of 0 in Affine::kSymmetric). An object is made for one stack
+// entry of a call, and may hold a table of its weights; suits(p, o) says whether it can for this call.
 #pragma once
 
 #include "convert.h"
@@ -27,7 +27,7 @@ enum class XKind {
 };
 
 template <Format kFormat, int kBits, XKind kX>
-struct Codes;  // only where there is such a thing
+struct Codes;  // defined only for combinations that exist
 
 template <typename C>
 concept Exists = requires { C::kMid; };
@@ -43,7 +43,7 @@ struct AffineCodes {
   static bool suits(const Problem&, const Operands&) { return true; }
 };
 
-// Of formats whose codes stand for floats: weights are these times a scale.
+// The base for formats whose codes stand for floats: a weight is such a float times a scale.
 template <Format kOf, int kCodeBits>
 struct FloatCodes {
   static constexpr Format kFormat = kOf;
@@ -56,17 +56,17 @@ struct FloatCodes {
   static bool suits(const Problem&, const Operands&) { return true; }
 };
 
-// Values of codes, which lie in the lowest bits of lanes with anything above them.
+// convert(): the values of codes in the lowest bits of lanes, with anything in the bits above.
 template <int kBits>
 struct Codes<Format::kAffine, kBits, XKind::kFloats> : AffineCodes<kBits> {
   using AffineCodes<kBits>::AffineCodes;
   static constexpr bool kLookup = (1 << kBits) <= kLookupSize;  // faster than to convert
 
-  // is_clean: nothing is above.
+  // is_clean: the bits above are zero.
   Floats convert(Ints codes, bool is_clean = false) const {
     return to_floats(is_clean ? codes : codes & ((1 << kBits) - 1));
   }
-  // With kLookup: of code j in lane j, and over again.
+  // With kLookup: lane j <- the value of code j; behind the last code, the same again.
   Floats all() const {
     Floats values = {};
     for (int j = 0; j < kLanes; ++j) values[j] = j % (1 << kBits);
@@ -74,7 +74,7 @@ struct Codes<Format::kAffine, kBits, XKind::kFloats> : AffineCodes<kBits> {
   }
 };
 
-// Entries of a table, which repeats itself where a vector holds more.
+// Values are entries of the codebook, which the table repeats where a vector holds more.
 template <int kBits>
 struct Codes<Format::kCodebook, kBits, XKind::kFloats> : FloatCodes<Format::kCodebook, kBits> {
   static constexpr int kEntries = 1 << kBits;
@@ -90,7 +90,7 @@ struct Codes<Format::kCodebook, kBits, XKind::kFloats> : FloatCodes<Format::kCod
   Floats all() const { return load_floats(table); }
 };
 
-// at(from): codes that are neighbours in memory, in units of kUnit.
+// at(from): the values of kLanes neighbouring bytes, in units of kUnit.
 template <Format kFloat8>
   requires(is_float8(kFloat8))
 struct Codes<kFloat8, 8, XKind::kFloats> : FloatCodes<kFloat8, 8> {
@@ -106,9 +106,9 @@ struct Codes<kFloat8, 8, XKind::kFloats> : FloatCodes<kFloat8, 8> {
   }
 };
 
-// Of a block of weights, which a vector holds: kSteps vectors of codes, whose units are as wide as a
-// slice. A lane of the block's sums belongs to kCodes / kLanes neighbouring codes. Where units are
-// whole codes, unit i of the block itself holds codes i * kSteps .. + kSteps.
+// A block is one vector of packed weights, and unpacks to kSteps vectors of codes, in units as wide as a
+// slice. A 32-bit lane of the block's sums belongs to kCodes / kLanes neighbouring codes. Where units are
+// whole codes, unit i of the packed block holds codes i * kSteps .. + kSteps.
 template <int kBits>
   requires(kSliceBits > 0 && 8 % kBits == 0)
 struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
@@ -123,11 +123,11 @@ struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
     return kBits == kSliceBits ? words
                                : words >> (step * kBits) & static_cast<int32_t>(kUnits * kLargest);
   }
-  // Which code of the block that is.
+  // Which code of the block is in that unit of that step.
   static constexpr int place(int step, int unit) { return unit * kSteps + step; }
 };
 
-// Codes that straddle bytes: a lane gets four neighbours.
+// For widths whose codes straddle bytes: a lane gets four neighbouring codes.
 template <int kBits>
   requires(kSliceBits > 0 && 8 % kBits != 0 && kCanSpread)
 struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
@@ -143,12 +143,12 @@ struct Codes<Format::kAffine, kBits, XKind::kSlices> : AffineCodes<kBits> {
   }
 };
 
-// Of 32 codes two in a lane, each a half of it: pair j is codes first(j) and first(j) + kApart, which is
-// half a word, or half of the 32.
+// How 32 codes become pairs, one a lane, with a code in each 16-bit half: pair j is codes first(j) and
+// first(j) + kApart, which is half a word of codes, or half of the 32.
 template <int kBits>
 struct PairOrder {
   static constexpr int kApart = 8 % kBits == 0 ? 16 / kBits : 16;
-  uint16_t code[32] = {};  // of each half
+  uint16_t code[32] = {};  // the code in each half
 
   static constexpr int first(int pair) { return pair / kApart * 2 * kApart + pair % kApart; }
   constexpr PairOrder() {
@@ -156,7 +156,7 @@ struct PairOrder {
   }
 };
 
-// As entries of a table for halves of lanes, whose lowest kTableBits choose; wider codes are converted.
+// Codes as bfloat16: the lowest kTableBits of each half of a lane choose from a table; wider codes are converted.
 template <int kBits>
 struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   static constexpr PairOrder<kBits> kOrder{};
@@ -170,7 +170,7 @@ struct Codes<Format::kAffine, kBits, XKind::kPairs> : AffineCodes<kBits> {
   }
 };
 
-// A float of 8 bits is a bfloat16. Of magnitudes, to which lookups add the sign.
+// Every float8 is exact in bfloat16. The table holds magnitudes, to which lookups add the sign.
 template <Format kFloat8>
 struct Float8Pairs : FloatCodes<kFloat8, 8> {
   uint16_t table[128];
@@ -182,11 +182,11 @@ struct Float8Pairs : FloatCodes<kFloat8, 8> {
   }
 };
 
-// Entries of a codebook as bfloat16, and what is left of them, over and over again.
+// Entries of a codebook as bfloat16, and what these lose as another bfloat16; the tables repeat them up to kSize.
 template <int kBits, int kTableBits>
 struct BookPairs : FloatCodes<Format::kCodebook, kBits> {
   static constexpr int kEntries = 1 << kBits, kSize = 1 << kTableBits;
-  // Products with x stay finite, and are as exact as with normal numbers.
+  // Limits on an entry's magnitude: products with x stay finite, and are as exact as with normal numbers.
   static constexpr float kLargest = 0x1p16f, kLeast = 0x1p-60f;
   uint16_t table[kSize], rest[kSize];
   bool has_rest = false;
@@ -204,7 +204,7 @@ struct BookPairs : FloatCodes<Format::kCodebook, kBits> {
   static void read(const Operands& o, Index stack, float* book) {
     read_floats(o.codebook.dtype, o.codebook.data, stack * o.codebook.stack_stride, kEntries, book);
   }
-  // f(entry) is true of all entries of all tables of a call.
+  // Whether f(entry) is true for all entries of all codebooks of a call.
   template <typename F>
   static bool all(const Problem& p, const Operands& o, F&& f) {
     for (Index stack = 0; stack < (o.codebook.stack_stride > 0 ? p.stack : 1); ++stack) {
@@ -221,7 +221,7 @@ struct BookPairs : FloatCodes<Format::kCodebook, kBits> {
   }
 };
 
-// Codebooks that are bfloat16 as they are: E2M1, and what looks at this finds.
+// Only codebooks whose entries are exact in bfloat16, such as E2M1's; suits() looks at the values.
 template <int kBits>
   requires(kBits <= 6)
 struct Codes<Format::kCodebook, kBits, XKind::kPairs> : BookPairs<kBits, kBits <= 5 ? 5 : 6> {
@@ -236,7 +236,7 @@ struct Codes<Format::kCodebook, kBits, XKind::kPairs> : BookPairs<kBits, kBits <
   }
 };
 
-// Infinite ones would be multiplied with zeros where groups end within a chunk of codes.
+// Groups have to be whole chunks: where one ended inside of a chunk, infinite codes beside it would meet x = 0.
 template <Format kFloat8>
   requires(is_float8(kFloat8))
 struct Codes<kFloat8, 8, XKind::kPairs> : Float8Pairs<kFloat8> {
@@ -248,7 +248,7 @@ struct Codes<kFloat8, 8, XKind::kPairs> : Float8Pairs<kFloat8> {
   }
 };
 
-// As entries of a table for words of 16 bits, whose lowest five choose.
+// Codes as bfloat16: the lowest five bits of a 16-bit word choose from a table.
 template <int kBits>
   requires(4 % kBits == 0)
 struct Codes<Format::kAffine, kBits, XKind::kTileFloats> : AffineCodes<kBits> {
@@ -262,7 +262,7 @@ struct Codes<Format::kAffine, kBits, XKind::kTileFloats> : AffineCodes<kBits> {
   }
 };
 
-// Those of codebooks have two parts, if one is not exact: 2^-17 of an entry.
+// Entries of a codebook have a second part if one bfloat16 is not exact: both are within 2^-17 of an entry.
 template <int kBits>
   requires(4 % kBits == 0)
 struct Codes<Format::kCodebook, kBits, XKind::kTileFloats> : BookPairs<kBits, 5> {
@@ -280,10 +280,10 @@ struct Codes<kFloat8, 8, XKind::kTileFloats> : Float8Pairs<kFloat8> {
   uint16_t rest[128];
 };
 
-// Of a byte with codes c[0], c[1], .. from its lowest bit on, the remainders
+// A byte with codes c[0], c[1], .. from its lowest bit on is multiplied as remainders,
 // r[s] = byte % 2^((s + 1) kBits), of which the last is the byte itself, where it lies in memory.
-// With c[s] = (r[s] - r[s - 1]) / 2^(s kBits), what x[s] is to c[s],
-// z[s] = x[s] / 2^(s kBits) - x[s + 1] / 2^((s + 1) kBits) is to r[s].
+// Because c[s] = (r[s] - r[s - 1]) / 2^(s kBits), the sum of x[s] c[s] is that of z[s] r[s] with
+// z[s] = x[s] / 2^(s kBits) - x[s + 1] / 2^((s + 1) kBits).
 template <int kBits>
   requires(8 % kBits == 0)
 struct Codes<Format::kAffine, kBits, XKind::kTileSlices> : AffineCodes<kBits> {

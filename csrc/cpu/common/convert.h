@@ -24,7 +24,7 @@ inline float f32_of_f16(uint16_t half) {
   return f32_of_bits(bits | (half & 0x8000u) << 16);
 }
 
-// Both round to nearest, ties to even.
+// bf16_of_f32 and f16_of_f32 round to nearest, ties to even.
 inline uint16_t bf16_of_f32(float value) {
   const uint32_t bits = bits_of_f32(value);
   if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
@@ -47,7 +47,7 @@ inline uint16_t f16_of_f32(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
-// XLA may pass slices that are aligned to nothing.
+// Loads and stores are unaligned: XLA may pass slices that are aligned to nothing.
 template <typename T>
 inline T load(const void* data, Index i) {
   T value;
@@ -115,7 +115,7 @@ inline void write_float(Dtype dtype, void* data, Index i, float value) {
 
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
-// As f32_of_f16.
+// f32_of_f16 in each lane.
 inline Floats floats_of_f16(Ints half) {
   constexpr int32_t kRebias = (127 - 15) << 23, kExponent = 0x7c00 << 13;
   const Ints magnitude = (half & 0x7fff) << 13, normal = magnitude + kRebias;
@@ -126,9 +126,9 @@ inline Floats floats_of_f16(Ints half) {
   return (Floats)((finite + (is_special & kRebias)) | (half & 0x8000) << 16);
 }
 
-// Of a float of 8 bits, in the lowest of lanes with anything above them. Below the least normal number n
-// a float of these bits with an exponent is f where 2 f - n is right, which is larger everywhere else.
-// kSpecial: the magnitude from which on numbers are none, or infinite.
+// The values of float8 bytes, in the lowest bits of lanes with anything above them. Read as a normal number, the bits
+// give f. Below the least normal number n, 2 f - n is right; elsewhere it is larger than f: so the smaller one is the
+// value. kSpecial: the magnitude bits from which on a byte is NaN or infinite.
 template <int kMantissa, int kSpecial>
 inline Floats floats_of_float8(Ints byte) {
   constexpr int kShift = 23 - kMantissa, kBias = (1 << (6 - kMantissa)) - 1;
@@ -143,8 +143,8 @@ inline Floats floats_of_float8(Ints byte) {
 inline Floats floats_of_e4m3(Ints byte) { return floats_of_float8<3, 127>(byte); }
 inline Floats floats_of_e5m2(Ints byte) { return floats_of_float8<2, 124>(byte); }
 
-// Half as wide they are float16, of e4m3 with an exponent that is 8 too small: 1 / kE4M3Unit of what they are.
-// Of vectors of 16-bit words, which are bytes with their sign.
+// float8 bytes, sign-extended to 16-bit words, become float16. For e4m3 the exponent comes out 8 too small, so that
+// the result is 1 / kE4M3Unit of the value.
 constexpr float kE4M3Unit = kConvertsF16 ? 256 : 1;
 template <typename Words>
 inline Words halves_of_e4m3(Words bytes) {
@@ -153,7 +153,7 @@ inline Words halves_of_e4m3(Words bytes) {
   return halves | (((halves & kMagnitude) == kMagnitude) & 0x4000);  // NaN
 }
 
-// Of kLanes of them that begin at `from`.
+// The values of kLanes bytes from `from` on, of e4m3 in units of kE4M3Unit.
 inline Floats e4m3_at(const char* from) {
   if constexpr (kConvertsF16) {
     const Shorts halves = halves_of_e4m3(widen_to_shorts(from));
@@ -171,13 +171,13 @@ inline Floats e5m2_at(const char* from) {
   }
 }
 
-// As bits_of_e8m0. 2^-127 is subnormal, and so zero in XLA's threads.
+// bits_of_e8m0 in each lane. 2^-127 is subnormal, and so zero in XLA's threads.
 inline Floats floats_of_e8m0(Ints byte) {
   const Floats value = select(byte == 0, (Floats)(Ints{} + 0x00400000), (Floats)(byte << 23));
   return select(byte == 255, broadcast(__builtin_nanf("")), value);
 }
 
-// f<dtype>() of one that is known when the program runs.
+// Calls f<dtype>() for a dtype that is known only at run time.
 template <typename F>
 inline auto with_dtype(Dtype dtype, F&& f) {
   switch (dtype) {
@@ -187,12 +187,12 @@ inline auto with_dtype(Dtype dtype, F&& f) {
     case Dtype::kE4M3: return f.template operator()<Dtype::kE4M3>();
     case Dtype::kE8M0: return f.template operator()<Dtype::kE8M0>();
     case Dtype::kI8:
-    case Dtype::kI32: break;  // no parameters that are scaled
+    case Dtype::kI32: break;  // never dtypes of scaled parameters
   }
   __builtin_unreachable();
 }
 
-// Lane i <- element i of those that begin at `from`.
+// Lane i <- element i of the array at `from`.
 template <Dtype kDtype>
 inline Floats read_whole(const char* from) {
   const auto widen = [&]<typename Narrow>(Narrow narrow) {
@@ -225,8 +225,8 @@ inline Floats read_vector(Dtype dtype, const void* data, Index first, Index coun
   return with_dtype(dtype, [&]<Dtype kDtype>() { return read_vector<kDtype>(data, first, count); });
 }
 
-// The same of 1 to kLanes where nobody writes to `data` meanwhile: what is before `first` can be
-// read too, which is faster than to copy a part of a vector.
+// The same for 1 to kLanes elements, if nobody writes to `data` meanwhile: reads whole vectors that begin
+// before `first`, which is faster than copying a part of one.
 template <Dtype kDtype>
 inline Floats read_constants(const void* data, Index first, Index count) {
   const Index missing = kLanes - count;

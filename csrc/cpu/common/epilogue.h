@@ -1,4 +1,4 @@
-// From the sums of a product to y: global scale, bias, activation and residual in float32, and one rounding.
+// Makes y from the sums of a product: global scale, bias, activation and residual in float32, and one rounding.
 // Under the rule of isa/kernels.h: internal linkage.
 #pragma once
 
@@ -12,10 +12,9 @@ struct Epilogue {
   const Operands& o;
   Index slice, stack;
 
-  // y[slice, m, n : n + count] of sums[i] of rows n + i of the weight and, of a gated activation,
-  // partners[i] of rows n + i + N / 2. Both can be read in whole vectors. An element is finished
-  // once: what residual has for it may lie where y is written. Not inline: main loops need their
-  // registers.
+  // Writes y[slice, m, n : n + count] from sums[i] of rows n + i of the weight and, with a gated activation,
+  // partners[i] of rows n + i + N / 2. Both can be read in whole vectors. Each element is to be finished only once:
+  // its residual may lie where y is written. Not inline: main loops need their registers.
   __attribute__((noinline)) void store(Index m, Index n, Index count, const float* sums,
                                        const float* partners) const {
     const Index width = is_gated(p.activation) ? p.N / 2 : p.N;
@@ -37,7 +36,7 @@ struct Epilogue {
     }
   }
 
-  // The sums of rows n and on of the weight, with their global scale and bias.
+  // The sums of `count` rows of the weight from n on, with global scale and bias applied.
   Floats of_row(const float* sums, Index n, Index count) const {
     Floats y = load_floats(sums);
     if (const Param& scale = o.global_scale; scale.data != nullptr) {

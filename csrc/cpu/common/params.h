@@ -20,8 +20,8 @@ inline const uint8_t* row_of(const Problem& p, const Operands& o, Index stack, I
   return o.packed + stack * o.packed_stack_stride + n * row_bytes(p.K, p.bits);
 }
 
-// kRowBlock rows of the weight: those of y from n0 on; of a gated activation half as many, and
-// their partners N / 2 rows on. The last stands for those that are not there.
+// A block of kRowBlock rows of the weight: those of y from n0 on, or with a gated activation half as many and
+// their partners, N / 2 rows on. Where there are fewer, the last one is repeated.
 struct RowBlock {
   Index n0, count;  // rows of y
   Index half, partner;
@@ -30,7 +30,7 @@ struct RowBlock {
     half = rows(p), partner = is_gated(p.activation) ? p.N / 2 : 0;
     count = min_of(half, end - n0);
   }
-  // Of y, in a whole block.
+  // Rows of y in a whole block.
   static Index rows(const Problem& p) { return is_gated(p.activation) ? kRowBlock / 2 : kRowBlock; }
   bool is_whole() const { return count == half; }
 
@@ -41,15 +41,15 @@ struct RowBlock {
                 const uint8_t* (&to)[kRowBlock]) const {
     for (Index r = 0; r < kRowBlock; ++r) to[r] = row_of(p, o, stack, row(r));
   }
-  // The byte that is `at` bytes into the next block, whose rows lie one behind the other.
+  // Where byte `at` of the next block lies, whose rows follow one another in memory: to be prefetched.
   const uint8_t* next(const uint8_t* const (&rows)[kRowBlock], Index at, Index bytes) const {
     const Index first = half * bytes;
     return at < first ? rows[0] + first + at : rows[kRowBlock - 1] + bytes + at - first;
   }
 };
 
-// to[row][group] <- a parameter of rows [n, n + rows), without gaps, and zeros up to a whole vector. It may
-// write another vector.
+// to[row][group] <- a parameter of rows [n, n + rows), without gaps. Whole vectors are written for each row, so that
+// something follows the last value, up to a vector more.
 inline void read_groups(const Param& param, Index stack, Index n, Index rows, Index groups,
                         float* to) {
   if (rows > 1 && (param.n_stride != groups || (param.g_stride == 0 && groups > 1))) {
@@ -63,7 +63,7 @@ inline void read_groups(const Param& param, Index stack, Index n, Index rows, In
     for (Index g = 0; g < groups; g += kLanes) store_floats(to + g, broadcast(value));
     return;
   }
-  // Taken apart once: for each vector it took longer than the vector.
+  // One switch over the dtype for all: a switch for each vector took longer than the vector.
   with_dtype(param.dtype, [&]<Dtype kDtype>() {
     const char* from = static_cast<const char*>(param.data) + first * size_of(kDtype);
     const Index count = rows * groups;
@@ -74,8 +74,8 @@ inline void read_groups(const Param& param, Index stack, Index n, Index rows, In
   });
 }
 
-// weight = code * scale + offset, whatever the operands say: both of all groups of rows [n, n + rows), as
-// read_groups gives them.
+// Scales and offsets of rows [n, n + rows), as read_groups writes them, with which weight = code * scale + offset,
+// whether the call has a zero, an offset or neither.
 template <typename C>
 inline void read_params(const Problem& p, const Operands& o, Index stack, Index n, Index rows,
                         Index groups, float* scale, float* offset) {
@@ -93,15 +93,15 @@ inline void read_params(const Problem& p, const Operands& o, Index stack, Index 
   }
 }
 
-// The zero of a group of row n, as the integer that it is.
+// The zero of a group of row n as an integer, which it is in exact products.
 inline int32_t zero_of(const Problem& p, const Operands& o, Index stack, Index n, Index group) {
   if (o.shift.data == nullptr) return mid_code(p.bits);
   return load<int32_t>(
       o.shift.data, stack * o.shift.stack_stride + n * o.shift.n_stride + group * o.shift.g_stride);
 }
 
-// to[group][scale, offset][row] <- parameters of a block, without a scale the zeros as they are. rows:
-// scratch, 2 * kLanes * padded(groups).
+// out[group][scale, offset][row] <- parameters of a block; in an exact product, integer zeros in place of the
+// offsets. rows: scratch, 2 * kLanes * padded(groups).
 template <typename C>
 inline void load_params_by_group(const Problem& p, const Operands& o, Index stack,
                                  const RowBlock& block, float* rows, float* out) {

@@ -1,5 +1,5 @@
-// Elements of fixed-point x that lose more than kFixedError of themselves, where they are few: what
-// they lose is multiplied by itself, so that the others need no slice more. Under the rule of
+// Elements of fixed-point x that lose more than kFixedError of themselves, where they are few: what they
+// lose is multiplied separately, so that all the others need no further slice. Under the rule of
 // isa/kernels.h: internal linkage.
 //
 // An element is held to half a quantum, a quantum being about 2^-30 of the largest element of its
@@ -14,9 +14,9 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Of a row of x. Zeros are none.
+// The small elements of a row of x. Zeros do not count.
 struct SmallX {
-  // What code k of the weight has to be multiplied by: rest * factors[factor]. Where that code is.
+  // Code k of the weight is to be multiplied by rest * factors[factor]; byte, next and shift say where it lies.
   struct Element {
     float rest;
     int32_t factor, byte, next, shift;
@@ -25,7 +25,7 @@ struct SmallX {
   int32_t count;  // above kMost: too many
   Element elements[kMost];
 
-  // Each takes as long as two blocks, of 64 to 512 codes, do with a slice more.
+  // Each takes as long as a further slice does in two blocks, of 64 to 512 codes.
   static Index most(const Problem& p) { return min_of(kMost, 2 + p.K / 256); }
 
   void add(const Problem& p, Index k, Index factor, float rest) {
@@ -40,7 +40,7 @@ struct SmallX {
   }
   bool is_too_many() const { return count > kMost; }
 
-  // Of a row of the weight: what is missing in its sum.
+  // What is missing in the sum of a row of the weight.
   template <typename C>
   float times(const uint8_t* row, const float* factors) const {
     float sum = 0;

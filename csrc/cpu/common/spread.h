@@ -11,11 +11,11 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Of the bytes of a vector, from which word and byte each comes, and the factors.
+// For the bytes of a vector: from which word and byte each comes, and the factors.
 template <int kBits>
 struct SpreadPlaces {
   static constexpr int kParts = kLanes / 4;
-  // Codes that go the same way: of 8-bit units the even and the odd ones, of 16-bit units those of
+  // Codes that are treated alike: with 8-bit units the even ones or the odd ones, with 16-bit units those of
   // a step.
   struct Half {
     alignas(64) uint8_t byte[4 * kLanes];
@@ -36,9 +36,8 @@ struct SpreadPlaces {
     }
   }
 
-  // The upper half of a product with 2^n is a shift to the right by 16 - n, which is not by 0: so a
-  // code that lies within a byte is taken as an upper one. Odd codes become upper bytes by a shift to
-  // the left.
+  // The upper half of a product with 2^n is a right shift by 16 - n, which cannot be 0: so a code that lies
+  // within a byte is placed in the upper one. Odd codes become upper bytes by a left shift.
   constexpr void place(Half& to, int at, int bit, bool is_left) {
     const int shift = bit % 8, byte = bit / 8;
     const bool is_within = shift + kBits <= 8;
@@ -52,7 +51,7 @@ struct SpreadPlaces {
   }
 };
 
-// Units of step `step` of a block (common/codes.h), whose codes words[0, kLanes * kBits / 8) hold.
+// The units of step `step` of a block (common/codes.h) whose packed codes are words[0, kLanes * kBits / 8).
 template <int kBits>
 inline Ints spread(Ints words, int step) {
   static constexpr SpreadPlaces<kBits> kPlaces;

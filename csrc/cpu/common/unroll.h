@@ -1,6 +1,6 @@
 #pragma once
 
-// Before loops over registers: what is left a loop would keep them in memory.
+// To be put before loops over values in registers: a loop that is not unrolled would keep them in memory.
 #if defined(__clang__)
 #define JAXGEMV_UNROLL _Pragma("unroll")
 #else

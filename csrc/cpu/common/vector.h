@@ -10,7 +10,7 @@ namespace {
 inline Index min_of(Index a, Index b) { return a < b ? a : b; }
 inline Index max_of(Index a, Index b) { return a > b ? a : b; }
 
-// Values in whole vectors.
+// `count` rounded up to whole vectors.
 inline Index padded(Index count) { return ceil_div(count, Index{kLanes}) * kLanes; }
 
 inline Ints load_ints(const void* from) {
@@ -19,15 +19,15 @@ inline Ints load_ints(const void* from) {
   return value;
 }
 
-// Asks the second-level cache for bytes that will be read, and returns what comes behind them. A few lines
-// at a time, between other work: where more are on their way than the first level has room for, it waits.
+// Prefetches bytes to the second-level cache, and returns where they end. To be used for a few lines at a time,
+// between other work: with more on their way than the first level has room for, the processor waits.
 inline const uint8_t* prefetch(const uint8_t* from, Index bytes) {
   const uint8_t* end = from + bytes;
   for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
   return end;
 }
 
-// gcc would load it again for each use: three rows of x took twice as long.
+// Keeps a value in a register. gcc would load it again for each use: three rows of x took twice as long.
 inline Ints in_register(Ints value) {
 #if defined(__x86_64__)
   __asm__("" : "+v"(value));
@@ -43,7 +43,7 @@ inline Floats load_floats(const float* from) {
 
 inline void store_floats(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof(value)); }
 
-inline Floats broadcast(float value) { return value - Floats{}; }  // + would not be left out
+inline Floats broadcast(float value) { return value - Floats{}; }  // + 0 would cost an instruction
 
 inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 
@@ -54,7 +54,7 @@ inline Ints lane_numbers() {
   return lane;
 }
 
-// Lane by lane, where `mask` is -1 and 0.
+// `yes` in lanes where `mask` is -1, `no` where it is 0.
 inline Floats select(Ints mask, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
 }

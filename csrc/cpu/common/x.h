@@ -6,7 +6,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Whether what is multiplied has the 24 bits of float32.
+// Whether x, as it is multiplied, has the 24 bits of float32: float32 itself, or x with a norm.
 inline bool is_float_x(const Problem& p, const Operands& o) {
   return p.x == Dtype::kF32 || o.norm.data != nullptr;
 }
@@ -36,7 +36,7 @@ struct X {
     }
   }
 
-  // Of int8 x, a row and what stands for 1 of it.
+  // Row m of int8 x, and the scale of its element k.
   const int8_t* int8_row(Index m) const {
     return static_cast<const int8_t*>(o.x) + (slice * p.M + m) * p.K;
   }
@@ -45,7 +45,7 @@ struct X {
     return o.x_scale[(slice * p.M + m) * (p.K / p.x_group) + k / p.x_group];
   }
 
-  // Has to come before a row is read.
+  // Computes the norm's factors of rows [m0, m1). Has to come before these are read.
   void normalise(Index m0, Index m1) const {
     if (o.norm.data == nullptr) return;
     constexpr Index kPart = 256;
@@ -63,7 +63,8 @@ struct X {
     }
   }
 
-  // Rows [m0, m1) of x, normalised and rounded to its dtype, to where row 0 begins; and so many floats of them all.
+  // Writes rows [m0, m1) of x, normalised and rounded to its dtype, to an array that begins with row 0; its size is
+  // rounded_size floats.
   void round(Index m0, Index m1, void* to) const {
     constexpr Index kPart = 256;
     for (Index m = m0; m < m1; ++m)

@@ -20,7 +20,7 @@ constexpr Rows kAmxRows = make_rows([](Rows& rows) {
   rows.add<AmxInt8, XKind::kTileSlices, Format::kAffine>();
   rows.add<AmxPanel, XKind::kFloats, Format::kAffine, Format::kCodebook, Format::kE4M3,
            Format::kE5M2>();
-  // Of integers int8_dot is as fast or faster: "Tables and float8 on AMX, a few rows" in docs/cpu-notes.md.
+  // For integers int8_dot is as fast or faster: "Tables and float8 on AMX, a few rows" in docs/cpu-notes.md.
   rows.add<Bf16Dot, XKind::kPairBlocks, Format::kCodebook, Format::kE4M3, Format::kE5M2>();
 });
 

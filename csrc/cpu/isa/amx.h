@@ -6,7 +6,7 @@
 #include "avx512bf16.h"
 #include "steps.h"
 
-// gcc 12 does not know that tiles are loaded from memory, and would put off the stores before.
+// A compiler barrier: gcc 12 does not know that tiles are loaded from memory, and would move earlier stores behind.
 #define JAXGEMV_STORED __asm__ volatile("" ::: "memory")
 
 namespace jaxgemv::cpu {
@@ -26,10 +26,10 @@ inline void start_tiles(int rows, int bytes) {
   JAXGEMV_STORED;
   _tile_loadconfig(&config);
 }
-// Where a column of the product is a row of x.
+// For a product with so many columns, each 4 bytes of a tile's row.
 inline void start_tiles(int columns) { start_tiles(kTileHeight, 4 * columns); }
 
-// kRowBlock rows of a tile's bytes, in two halves, each row so many bytes after the one before.
+// kRowBlock rows of kTileBytes bytes, as two tiles: each row begins `stride` bytes after the one before it.
 struct TileRows {
   const uint8_t *first, *second;
   int64_t stride;
@@ -41,7 +41,7 @@ struct TileRows {
       : TileRows(rows, rows + kTileHeight * kTileBytes, kTileBytes) {}
 };
 
-// sums[row][column] <- weights[i][row][byte] * x[i][4 bytes][column][byte], i < count, and the same
+// sums[row][column] <- the sum over i < count of weights[i][row][byte] * x[i][4 bytes][column][byte], and the same
 // for the next tile of columns if there is a pair of them.
 inline void multiply_tiles(const TileRows* weights, int64_t count, const uint8_t* x0, int columns,
                            bool is_pair, int32_t* sums) {
@@ -88,8 +88,8 @@ inline void slices_of_eight(const int64_t* z, uint32_t (&words)[2][8]) {
   _mm512_storeu_si512(words, _mm512_maskz_permutexvar_epi16(~0u, _mm512_load_si512(kWords), pairs));
 }
 
-// sums[i][row][column] <- weights[i][step][row][word] * x_i[step][pair of words][column][2], kRowBlock
-// rows of them. Two at a time, because the next product with the same sums has to wait.
+// sums[i][row][column] <- weights[i][step][row][word] * x_i[step][pair of words][column][2], for kRowBlock
+// rows. Two products at a time, because the next one with the same sums has to wait.
 template <int kSteps>
 inline void multiply_tiles(const uint16_t* weights, const uint16_t* x0, const uint16_t* x1,
                            int columns, float* sums) {

@@ -4,7 +4,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// Of bytes it would saturate.
+// Words of 16 bits, because the same product of bytes would saturate.
 constexpr int kSliceBits = 16;
 
 inline Ints dot(Ints sum, Ints codes, Ints slices) {

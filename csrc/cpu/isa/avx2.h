@@ -1,5 +1,5 @@
-// Vectors of AVX2, FMA and F16C, for the instruction sets that have them. Under the rule of kernels.h:
-// internal linkage. Each has a `dot` of its own.
+// Vectors of AVX2, FMA and F16C, for the instruction sets that have them, each of which defines its own
+// `dot`. Under the rule of kernels.h: internal linkage.
 #pragma once
 
 #include <immintrin.h>

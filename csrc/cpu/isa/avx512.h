@@ -18,7 +18,7 @@ typedef int16_t Shorts __attribute__((vector_size(32)));
 
 constexpr int kLookupSize = 16;
 
-// Intrinsics in their masked forms: in the plain ones gcc 12 sees an uninitialised operand.
+// Intrinsics are used in their masked forms, since gcc 12 sees an uninitialised operand in the plain ones.
 inline Floats lookup(Floats table, Ints index) {
   return (Floats)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, (__m512)table);
 }
@@ -70,7 +70,7 @@ inline Ints dot(Ints sum, Ints codes, Ints slices) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)slices);
 }
 
-// In squares of 4 x 4 lanes first, then the squares themselves.
+// Transposes squares of 4 x 4 lanes, and then the squares themselves.
 inline void transpose(Ints (&square)[kLanes]) {
   __m512i* v = (__m512i*)square;
   __m512i t[kLanes];
@@ -98,7 +98,7 @@ inline void transpose(Ints (&square)[kLanes]) {
   }
 }
 
-// Words of 16 bits: table[words[i] % 128], with the sign of bit 7.
+// In words of 16 bits: table[words[i] % 128], with bit 7 of the word as sign.
 inline __m512i magnitudes_of(__m512i words, const uint16_t (&table)[128]) {
   const auto of_64 = [&](const uint16_t* half) {
     return _mm512_maskz_permutex2var_epi16(~0u, _mm512_loadu_si512(half), words,
@@ -111,7 +111,7 @@ inline __m512i magnitudes_of(__m512i words, const uint16_t (&table)[128]) {
   return _mm512_or_si512(magnitude, sign);
 }
 
-// Words of 16 bits: to[i] = table[(words[i] >> shift) % 32], and 0 where `chosen` has no bit.
+// In words of 16 bits: to[i] = table[(words[i] >> shift) % 32], and 0 where `chosen` has no bit.
 inline void lookup_words(Ints words, int shift, const uint16_t (&table)[32], uint32_t chosen,
                          uint16_t* to) {
   const __m512i index = _mm512_maskz_srli_epi16(~0u, (__m512i)words, static_cast<unsigned>(shift));
@@ -119,7 +119,7 @@ inline void lookup_words(Ints words, int shift, const uint16_t (&table)[32], uin
   _mm512_storeu_si512(to, found);
 }
 
-// The same of floats of 8 bits.
+// The same for float8, with a table of magnitudes.
 inline void lookup_words(Ints words, int shift, const uint16_t (&table)[128], uint32_t chosen,
                          uint16_t* to) {
   const __m512i index = _mm512_maskz_srli_epi16(~0u, (__m512i)words, static_cast<unsigned>(shift));
@@ -144,11 +144,11 @@ inline Ints multiply_high(Ints a, Ints b) {
   return (Ints)_mm512_mulhi_epu16((__m512i)a, (__m512i)b);
 }
 
-// VBMI came after VNNI.
+// VBMI is newer than VNNI: only some of these files are compiled with it.
 #if defined(__AVX512VBMI__)
 constexpr bool kCanMultishift = true;
 
-// An octet to each 64 bits, and of these each code to a byte.
+// Moves an octet to each 64 bits, and each of its codes to a byte.
 template <int kBits>
 inline Ints multishift(Ints words) {
   struct Places {

@@ -17,7 +17,7 @@ inline Ints join_halves(Ints low, Ints high) {
   return (Ints)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
 }
 
-// Of each half of a lane, whose lowest five or six bits choose.
+// Looks up each half of a lane, whose lowest five or six bits choose.
 inline Ints lookup_halves(Ints index, const uint16_t (&table)[32]) {
   return (Ints)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)index, _mm512_loadu_si512(table));
 }
@@ -27,7 +27,7 @@ inline Ints lookup_halves(Ints index, const uint16_t (&table)[64]) {
                                                _mm512_loadu_si512(table + 32));
 }
 
-// Of floats of 8 bits: of magnitudes, and bit 7 is the sign.
+// For float8: the table has magnitudes, and bit 7 is the sign.
 inline Ints lookup_halves(Ints index, const uint16_t (&table)[128]) {
   return (Ints)magnitudes_of((__m512i)index, table);
 }

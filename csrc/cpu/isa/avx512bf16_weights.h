@@ -7,11 +7,11 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// For products of so many columns, of which each is a row of x and has a lane.
+// For products with so many columns, each of which is a row of x and has a lane.
 class PairsProduct {
  public:
   static constexpr const char* kName = "bf16_weights";
-  // Two would be no faster than float32.
+  // Two parts would be no faster than float32.
   static constexpr bool kHasTwoParts = false;
 
   explicit PairsProduct(int columns) : columns_(columns) {}
@@ -28,7 +28,7 @@ class PairsProduct {
   }
 
  private:
-  // So many rows at a time, whose sums are in registers.
+  // Takes kRows rows at a time, whose sums are in registers.
   template <int kRows, int kTiles>
   void add_rows(const uint16_t* weights, int64_t steps, const float* const (&x)[2],
                 float* acc) const {
@@ -41,7 +41,7 @@ class PairsProduct {
                                            const float* const (&x)[2], float* acc) const {
     constexpr int64_t kSums = kRowBlock * kLanes;
     const uint16_t there = static_cast<uint16_t>((1u << columns_) - 1);
-    // By itself, as in f32_panel.h.
+    // The panel is summed by itself, as in f32_panel.h.
     Floats sum[kTiles][kRows] = {};
     int64_t at = 0;
     for (int64_t i = 0; i < steps; ++i, weights += kRowBlock * kTileWords)

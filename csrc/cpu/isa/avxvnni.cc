@@ -1,4 +1,4 @@
-// AVX2 with VNNI, as processors for laptops have it.
+// AVX2 with VNNI in 256-bit vectors, as processors for laptops have it.
 #include "avx2.h"
 
 namespace jaxgemv::cpu {

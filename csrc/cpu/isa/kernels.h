@@ -6,15 +6,15 @@
 // (common/epilogue.h). In all main loops a sum is made in an order that k gives, whatever the
 // threads:
 //   int8_dot.h    up to kDotRows rows of x, bound by memory
-//   int8_x_dot.h, f32_dot.h   the same of int8 x, and of codes that stand for floats
-//   bf16_dot.h    the same of bfloat16 x, where its products are faster
-//   int8_panel.h  more of them of int8 x
-//   f32_panel.h   more of them, and what others do not take, bound by multiplications
-//   bf16_panel.h  the same of bfloat16 x, where its products are faster
+//   int8_x_dot.h, f32_dot.h   the same for int8 x, and for codes that stand for floats
+//   bf16_dot.h    the same for bfloat16 x, on processors with products of bfloat16
+//   f32_panel.h   more rows, and whatever others do not take, bound by multiplications
+//   int8_panel.h  the same for int8 x
+//   bf16_panel.h  the same for bfloat16 x, on processors with products of bfloat16 and no AMX
 //   amx_int8.h, amx_bf16.h   from two rows on, where there is AMX
-//   weights_panel.h   there and where bf16_panel.h is, more rows of bfloat16 x, and what these have no tiles for
+//   weights_panel.h   more rows of bfloat16 x, where there is AMX or products of bfloat16
 //   transposed.h  the transposed product
-// and by itself attention.h, attention of one token.
+// and, apart from these, attention.h: attention of one token.
 //
 // An instruction set's vectors are Floats and Ints of kLanes lanes, and
 //   load_words(from), load_words(from, count): kLanes words, or zeros behind the first `count`;
@@ -46,11 +46,11 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// What all products share around their main loop: x, and an index out of range. Packed are factors of rows (X),
-// then rounded rows, and what the main loop reads.
+// What all products share around their main loop: packing x, and NaN for an index out of range. `packed` holds the
+// norm's factors of rows (X), then rounded rows of x, and then what the main loop reads.
 template <typename Main>
 struct Product {
-  // Whether x meets the main loop after its norm, where that may be rounded to x's dtype: it takes none itself.
+  // Whether a norm comes before the main loop, which takes none itself: only if its result may be rounded to x's dtype.
   static constexpr bool kRoundsNorm =
       !Main::takes(Dtype::kI8) && !Main::kOperands.has(Operand::kNorm);
   static constexpr OperandSet kOperands =
@@ -108,13 +108,13 @@ struct Product {
   }
 };
 
-// The table of an instruction set, while it is made.
+// Collects the rows of an instruction set's table.
 struct Rows {
   static constexpr int kMost = 12 * 8 * 3;
   Kernel rows[kMost] = {};
   int count = 0;
 
-  // Kernels of a main loop and formats, for all widths and dtypes of x that these have.
+  // Adds the kernels of a main loop for these formats, for all widths and dtypes of x that it has.
   template <template <typename> typename Loop, XKind kX, Format... kFormats>
   constexpr void add() {
     (add_one<Loop, kX, kFormats>(), ...);
@@ -181,7 +181,7 @@ constexpr void add_transposed_rows(Rows& rows, bool is_ragged) {
   rows.add_transposed<Format::kAffine, Format::kCodebook, Format::kE4M3, Format::kE5M2>(is_ragged);
 }
 
-// Those that `dot` and `multishift` are for. The order of rows is that of preference (choose.h).
+// The kernels that use `dot` or `multishift`. The order of rows is that of preference (choose.h).
 constexpr void add_dots(Rows& rows) {
   rows.add<Int8Dot, XKind::kSlices, Format::kAffine>();
   rows.add<Int8XDot, XKind::kSlices, Format::kAffine>();
@@ -196,7 +196,7 @@ constexpr Rows make_rows(Add&& add) {
 }
 
 [[maybe_unused]] constexpr Rows kDots = make_rows(add_dots);
-// All that vectors of some width have.
+// The kernels that every width of vectors has.
 [[maybe_unused]] constexpr Rows kVectorRows = make_rows([](Rows& rows) {
   add_dots(rows);
   rows.add<F32Dot, XKind::kBlocks, Format::kCodebook, Format::kE4M3, Format::kE5M2>();
@@ -216,7 +216,7 @@ constexpr Isa make_isa(const char* name) {
           &attention_scratch};
 }
 
-// With the vectors of another one, and these rows in place of its own or besides.
+// An instruction set with the vectors of `base`, whose rows these replace or extend.
 constexpr Isa make_isa(const char* name, const Isa& base, const Rows& rows) {
   return {name, {rows.rows, rows.count}, {}, &base};
 }

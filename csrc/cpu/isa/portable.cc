@@ -1,4 +1,4 @@
-// What every processor has: vectors of four floats, SSE2 or NEON.
+// The fallback that every processor can run: vectors of four floats, SSE2 or NEON.
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif

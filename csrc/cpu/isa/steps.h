@@ -1,6 +1,6 @@
-// Steps of kTileWords codes of a row of the weight, which are a row of a tile: as halves of a vector, in
-// an order that is cheap to make. AVX-512 with VBMI and BF16 (avx512bf16.h) comes before. Under the rule of kernels.h:
-// internal linkage.
+// Loads steps, kTileWords codes of a row of the weight, which are a row of a tile: as 16-bit halves of a vector, in
+// an order that is cheap to make. The vectors of avx512bf16.h, with VBMI, have to be included before. Under the rule
+// of kernels.h: internal linkage.
 #pragma once
 
 #include "../common/vector.h"
@@ -8,7 +8,7 @@
 namespace jaxgemv::cpu {
 namespace {
 
-// What tiles of AMX have, and other kernels that multiply whole tiles of weights.
+// The sizes of AMX tiles, which other kernels that multiply whole tiles of weights use too.
 constexpr int kTileHeight = 16, kTileBytes = 64, kTileWords = 32;
 
 // Half i of a step is code[i] of it: where codes are parts of words of 16 bits, first those that begin
@@ -54,7 +54,7 @@ inline Ints load_step(const uint8_t* from) {
     }
     return (Ints)_mm512_maskz_srlv_epi16(~0u, words, _mm512_loadu_si512(kOrder.shift));
   } else {
-    // Four codes in each 64 bits, and of these each to a half.
+    // Moves four codes to each 64 bits, and each of these to a half.
     struct Places {
       alignas(64) uint8_t byte[64], bit[64];
       constexpr Places() : byte(), bit() {
@@ -86,7 +86,7 @@ inline Ints with_upper_halves(Ints codes) {
   return (codes & 0x000f000f) | load_ints(kUpper.bit);
 }
 
-// The first or the second 16 halves of a vector; and as lanes.
+// The first or the second 16 halves of a vector; lanes_of widens them to lanes.
 inline __m256i part_of(__m512i halves, int part) {
   return part == 0 ? _mm512_castsi512_si256(halves)
                    : _mm512_maskz_extracti64x4_epi64(0xf, halves, 1);
@@ -95,7 +95,7 @@ inline Ints lanes_of(Ints halves, int part) {
   return (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, part_of((__m512i)halves, part));
 }
 
-// The bytes of a step with their sign, and halves that are float16 as lanes.
+// The bytes of a step, sign-extended to halves; lanes_of_f16 takes halves as float16 and gives lanes.
 typedef int16_t Halfwords __attribute__((vector_size(64)));
 inline Halfwords load_signed_step(const uint8_t* from) {
   return (Halfwords)_mm512_maskz_cvtepi8_epi16(~0u, _mm256_loadu_si256((const __m256i*)from));
@@ -108,7 +108,7 @@ inline Floats gather(const float* from, Ints places) {
   return (Floats)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, (__m512i)places, from, 4);
 }
 
-// Weights as bfloat16, and what they lose if that is kept. kMayBeInfinite: such a weight has lost nothing.
+// Weights as bfloat16, and if kKeepsRest what they lose. kMayBeInfinite: an infinite weight has lost nothing.
 struct Rounded {
   Ints kept = {}, rest = {};
 
@@ -145,7 +145,7 @@ struct Rounded {
     };
     return {found(kept), kKeepsRest ? found(rest) : Ints{}};
   }
-  // With zeros for others.
+  // The same with zeros in halves that the mask lacks.
   Rounded of_halves(uint32_t halves) const {
     return {(Ints)_mm512_maskz_mov_epi16(halves, (__m512i)kept),
             (Ints)_mm512_maskz_mov_epi16(halves, (__m512i)rest)};

@@ -7,9 +7,9 @@
 
 namespace jaxgemv::cuda {
 
-// Clusters of each size that a device runs at once: SMs come in groups of different sizes, so there
-// are fewer large ones than one would think. None of any size where the kernel has no code, or the question fails:
-// another kernel will do.
+// How many clusters of each size (the index, in CTAs) a device runs at once: SMs come in groups of different sizes, so
+// fewer large ones fit than the number of SMs suggests. All zeros where the kernel has no code for the device, or the
+// query fails: another kernel will do.
 template <int kMostRanks>
 using Clusters = std::array<int, kMostRanks + 1>;
 
@@ -27,7 +27,7 @@ Clusters<kMostRanks> resident_clusters(Function* kernel, const LaunchShape& shap
       LaunchShape one = shape;
       one.grid = dim3(static_cast<unsigned>(ranks)), one.ranks = ranks;
       status = with_config(one, nullptr, [&](cudaLaunchConfig_t* config) {
-        config->numAttrs = 1;  // also a cluster of one
+        config->numAttrs = 1;  // the cluster dimension, even for a cluster of one
         return cudaOccupancyMaxActiveClusters(&(*result)[ranks], kernel, config);
       });
       if (status == cudaErrorInvalidClusterSize) (*result)[ranks] = 0, status = cudaSuccess;

@@ -9,13 +9,14 @@ namespace jaxgemv::cuda {
 constexpr int kMagic = 0x4b400000;
 __device__ __forceinline__ float float_of_magic(int sum) { return __int_as_float(sum) - 0x1.8p23f; }
 
-// Four codes in the bytes of a register; all steps of a unit, a word or an octet, have all codes.
-//   code(step, i)     the code of the unit that is byte i
-//   kUp               how many places up all codes are
-//   kSums             of products: one, or one for each step; they begin with start()
-//   total(sums, e)    of element e of all of them
+// quad() puts four codes in the bytes of a register; the kSteps registers of a unit, a word or an octet, have all of
+// its codes.
+//   code(step, i)     index in the unit of the code that is byte i
+//   kUp               by how many bits all codes, in every step, are shifted up
+//   kSums             int32 accumulators: one for all steps, or one for each; accumulator i begins with start(i)
+//   total(sums, e)    element e of all accumulators together, as a float
 //
-// Where a byte is whole codes they stay at their places, times 2^(kBits * step).
+// Widths that divide 8: codes stay at their places in the byte, so a step's sum is 2^(kBits * step) times too large.
 template <int kBits>
   requires(kBits == 2 || kBits == 4 || kBits == 8)
 struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
@@ -36,7 +37,7 @@ struct Codes<Format::kAffine, kBits, int8_t> : Stateless {
   }
 };
 
-// Where all steps of a unit have the same place, so that one sum has them all.
+// For codes that every step has at the same place of its bytes, so that one accumulator takes all steps.
 struct OneSum : Stateless {
   using Stateless::Stateless;
   static constexpr int kSums = 1, kUp = 0;
@@ -48,8 +49,8 @@ struct OneSum : Stateless {
   }
 };
 
-// Of other widths they come down to the same place. The halves of an octet are drawn apart, first to two codes
-// each 16 bits and then to one each 8.
+// Widths that do not divide 8: the four codes of half an octet are spread out, first to two in each 16 bits and then to
+// one in each byte, at bit 0.
 template <int kBits>
   requires(8 % kBits != 0)
 struct Codes<Format::kAffine, kBits, int8_t> : OneSum {
@@ -65,8 +66,8 @@ struct Codes<Format::kAffine, kBits, int8_t> : OneSum {
   }
 };
 
-// Of a run, four octets in kBits words: a register has the bytes with the same place in each, and with its neighbour
-// the same codes. These go up to the top of their bytes, since shifts to the left are products, on another unit.
+// A run is four octets in kBits words: byte i of a register has code `step` of octet i. Codes are moved to the top of
+// their bytes (kUp), since shifts to the left are multiplications, which run on another unit.
 template <int kBits>
 struct RunCodes : OneSum {
   using OneSum::OneSum;
@@ -83,20 +84,21 @@ struct RunCodes : OneSum {
   }
 
  private:
-  // Byte `first` of each octet.
+  // Byte `first` of each of the four octets.
   static __device__ __forceinline__ uint32_t bytes(const uint32_t (&run)[kBits], int first) {
-    // Those bytes of a pair of words, or what takes its place, that selector i of four says.
+    // prmt: byte i of the result is the one of the eight in {low, high} that selector(i) says.
     const auto pick = [](uint32_t low, uint32_t high, auto&& selector) {
       return __byte_perm(low, high,
                          selector(0) | selector(1) << 4 | selector(2) << 8 | selector(3) << 12);
     };
     if constexpr (kBits == 1) {
       return run[0];
-    } else if constexpr (kBits == 3) {  // of the first two words, then of the third
+    } else if constexpr (kBits == 3) {  // bytes of the first two words, then of the third
       const uint32_t two = pick(run[0], run[1], [&](int i) { return (first + 3 * i) % 8; });
       return pick(two, run[2], [&](int i) { return first + 3 * i < 8 ? i : first + 3 * i - 4; });
     } else {
-      // Two by two; of six bits with the next byte of each, which lies in the same word.
+      // Two octets at a time: byte `at` of each, then byte at + 1, which six bits need: `at` is even then, so that both
+      // lie in one word.
       const int even = kBits == 6 ? first / 2 * 2 : first;
       const auto two = [&](int at) {
         return pick(run[at / 4], run[(at + kBits) / 4],

@@ -20,20 +20,20 @@ namespace jaxgemv::cuda {
 template <Format kFormat, int kBits, typename Kind>
 struct Codes;
 
-// Masked codes in the halves of a register, `place` bits up, as numbers of Element: the code / kWorth.
-// Bits below the exponent are n * 2^-24 as fp16 (2^-133 as bfloat16), and so are those with the lowest
-// bit of the exponent. But tensor cores line products up by exponent fields, in which small numbers
-// look alike: of one at the lowest place they would keep ten bits less. A product brings it up, exactly.
+// Masked codes in the halves of a register, `place` bits up, as Elements: code / kWorth. Read as fp16, bits in the
+// mantissa and the lowest bit of the exponent are n * 2^-24 (2^-133 as bfloat16). But tensor cores align products by
+// their exponent fields, which are alike for all such small numbers: a code at the lowest place would lose ten bits. A
+// product with a power of two brings it up, exactly.
 template <typename Element>
 struct Bits {
   static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
-  static constexpr int kFit = kIsHalf ? 11 : 8;  // bits in a half
+  static constexpr int kFit = kIsHalf ? 11 : 8;  // bits that a half has for n
   static constexpr float kWorth = kIsHalf ? 0x1p9f : 0x1p6f;
-  static constexpr uint32_t kOnes = kIsHalf ? 0x18001800u : 0x3c803c80u;  // codes of one
+  static constexpr uint32_t kOnes = kIsHalf ? 0x18001800u : 0x3c803c80u;  // code 1 in both halves
 
   static __device__ __forceinline__ uint32_t numbers(uint32_t codes, int place) {
     using Pair = std::conditional_t<kIsHalf, __half2, __nv_bfloat162>;
-    // 2^15, or 2^127: the largest power there is.
+    // 2^(15 - place), or 2^(127 - place): at place 0, the largest power of two of the type.
     const uint32_t up = static_cast<uint32_t>(kIsHalf ? (30 - place) << 10 : (254 - place) << 7);
     const uint32_t both = up * 0x00010001u;
     const Pair pair =
@@ -42,10 +42,9 @@ struct Bits {
   }
 };
 
-// Pairs in the halves of a register, as numbers of Kind times 1 / kWorth:
-//   product(word, p, half)  of product p = 0 .. kProducts - 1 of a word: registers half = 0, 1 of an
-//                           mma's A
-//   code(p, half, e)        the code of the word that is element e of such a register
+// The codes of a word as pairs in the halves of registers, as numbers of Kind times 1 / kWorth:
+//   product(word, p, half)  registers half = 0, 1 of operand A of product p = 0 .. kProducts - 1 of the word
+//   code(p, half, e)        index in the word of the code that is element e of such a register
 template <int kBits>
 struct WordPairs {
   static constexpr int kWordCodes = 32 / kBits, kProducts = 8 / kBits;
@@ -54,17 +53,18 @@ struct WordPairs {
   }
 };
 
-// What has no table in shared memory: bytes of one in code for a GPU, and for which its host has to make room.
+// For formats without a table in shared memory. kTableBytes: its size in code for this architecture; table_bytes_on:
+// what the host has to reserve for a GPU of this major version.
 struct WithoutTable {
   static constexpr int kTableBytes = 0;
   static constexpr int table_bytes_on(int /*major*/) { return 0; }
 };
 
-// What a format with state keeps in registers, and others do not have: `plane` counts numbers of which
-// each code has one, whose sums a kernel keeps apart.
-// kOfSecond: what the second is worth, if there are two.
-// kHasSums: a term of x's sums belongs to it, for zeros and offsets or the least entry of a table.
-// kTakesScales: see scaled.cuh.
+// Defaults for formats that keep no state in registers. Each code has a number in each of kPlanes planes, whose sums a
+// kernel keeps apart.
+// kOfSecond: what the second plane's sum is worth, if there are two.
+// kHasSums: whether sum(x) is needed too, for zeros and offsets or the least entry of a table.
+// kTakesScales: whether scales are multiplied into the operand: see scaled.cuh.
 struct Stateless : WithoutTable {
   static constexpr int kPlanes = 1;
   static constexpr bool kHasSums = true, kTakesScales = false;
@@ -96,8 +96,7 @@ struct Octet : Bits<Element> {
   static constexpr int kWidth = kBits;
   static __device__ constexpr int code(int p, int e) { return p + 4 * e; }
 
-  // Pair p lies in two bytes of each half, from `byte` on, `shift` bits too far up, and then at
-  // `place`.
+  // Pair p lies in two bytes of each half, from `byte` on; shifted down by `shift` bits it is at `place`.
   struct Window {
     int byte, shift, place;
   };
@@ -109,15 +108,15 @@ struct Octet : Bits<Element> {
     return {byte, shift, at - shift};
   }
 
-  // low, high: the 8 * kBits bits of the octet, with anything above.
+  // low, high: the 8 * kBits bits of the octet; bits above them may be anything.
   static __device__ __forceinline__ void pairs(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
     masked(low, high, a);
 #pragma unroll
     for (int p = 0; p < 4; ++p) a[p] = Bits<Element>::numbers(a[p], window(p).place);
   }
-  // The same with each pair still at its place.
+  // The same without the conversion: each pair masked, still at its place.
   static __device__ __forceinline__ void masked(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
-    // The second half as whole bytes of the two words, or shifted to the first of a third.
+    // The second half begins at byte kSecond of the two words, or, for odd widths, is shifted to a word of its own.
     constexpr int kSecond = kBits % 2 ? 4 : kBits / 2;
     uint32_t second = high;
     if (kBits % 2) second = kBits > 4 ? __funnelshift_rc(low, high, 4 * kBits) : low >> (4 * kBits);
@@ -131,10 +130,10 @@ struct Octet : Bits<Element> {
     }
   }
 
-  // The octet of lane t of a quad, of four that follow one another from `from` on.
+  // Loads octet t of the four consecutive ones at `from`, for lane t of a quad.
   static __device__ __forceinline__ void load(const uint32_t* from, int t, uint32_t& low,
                                               uint32_t& high) {
-    constexpr int kUneven = kBits % 4 == 0 ? 0 : kBits % 2 == 0 ? 2 : 3;  // bytes, at most
+    constexpr int kUneven = kBits % 4 == 0 ? 0 : kBits % 2 == 0 ? 2 : 3;  // most bytes past a word
     constexpr int kWords = (kUneven + kBits + 3) / 4;
     uint32_t w[3] = {};
 #pragma unroll
@@ -143,8 +142,8 @@ struct Octet : Bits<Element> {
     high = kUneven == 0 ? w[1] : __funnelshift_r(w[1], w[2], 8 * (kBits * t % 4));
   }
 
-  // Where octets are no whole words, a lane does better with four that follow one another, kBits
-  // words: octet j of them lies at places known when compiled.
+  // Where octets are not whole words, a lane does better with a run of four consecutive ones, kBits words: octet j of a
+  // run lies at a place known at compile time.
   static constexpr bool kRuns = kBits % 4 != 0;
   static __device__ __forceinline__ void of_run(const uint32_t* run, int j, uint32_t& low,
                                                 uint32_t& high) {
@@ -155,9 +154,9 @@ struct Octet : Bits<Element> {
   }
 };
 
-// Of consecutive codes in words, code i without a conversion: masked where it lies, within the low 23
-// bits of a word, it is under the exponent of 2^23 the fraction of 2^23 + q * 2^place. kExponent has to
-// come in a register, from where the compiler does not know it, or masking takes two instructions.
+// Code i of consecutive codes in words, as a float without a conversion: masked where it lies, within the low 23 bits
+// of a word, and joined with the exponent of 2^23, it reads 2^23 + q * 2^place. `exponent` is kExponent in a register
+// that the compiler cannot see through: otherwise masking takes two instructions.
 template <int kBits>
 struct CodesInWords {
   static constexpr uint32_t kExponent = 0x4b000000;
@@ -175,7 +174,7 @@ struct CodesInWords {
     const uint32_t mask = ((1u << kBits) - 1) << place(i);
     return __uint_as_float((bits & mask) | exponent);
   }
-  // Code i times 2^place(i), by a subtraction; code i, by an FMA.
+  // scaled: code i times 2^place(i), by a subtraction. value: code i, by an FMA.
   template <int kWords>
   static __device__ __forceinline__ float scaled(const uint32_t (&words)[kWords], int i,
                                                  uint32_t exponent) {
@@ -189,7 +188,7 @@ struct CodesInWords {
   }
 };
 
-// Code i of an octet; kMid is the zero point of weights that have no other.
+// For kernels in float32. kMid is the zero point of symmetric weights.
 template <int kBits>
 struct Codes<Format::kAffine, kBits, float> : CodesInWords<kBits> {
   static constexpr float kMid = mid_code(kBits);

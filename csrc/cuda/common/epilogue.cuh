@@ -1,5 +1,5 @@
-// What becomes of the sums of a row of x and a row of the weights: global scale, bias, activation,
-// residual, and the store in y's dtype. All in float32, rounded once; every NaN gets through.
+// The epilogue, from the sum for a row of x and a row of the weights to y: global scale, bias, activation, residual,
+// and the store in y's dtype. All in float32, rounded once; every NaN gets through.
 #pragma once
 
 #include <cmath>
@@ -8,9 +8,8 @@
 
 namespace jaxgemv::cuda {
 
-// What a kernel does besides the product and the bias: nothing, all that is behind it, or these and
-// the norm before it. The parts are looked at at run time, but kernels without any have no such
-// code.
+// What a kernel is compiled with besides the product and the bias: nothing, the epilogue, or the norm and the epilogue.
+// Which of these parts a call has is looked up at run time; kernels with kNone have no code for any.
 enum class Parts { kNone, kEpilogue, kNormAndEpilogue };
 
 struct Output {
@@ -25,23 +24,23 @@ JAXGEMV_HD Output output_of(const Problem& problem, const Operands& operands) {
           operands.bias, operands.residual, operands.global_scale};
 }
 
-// Whether the next kernel may begin while this one ends: of one row, or if it is a product too, as it mostly is
-// behind an activation or a residual. Of another's CTAs, which nothing spreads (shared_bytes_of_node), many would
-// begin on few SMs: attention of 16 sequences, behind a plain product, took 10.5 us for 7 on an H200. Of one
-// sequence, with contexts of 128 and 4096, 0.5b took 0.97 and 0.99 of the time before, 8b 0.99 and 1.00 (python -m
-// bench.decode).
+// Whether the next kernel may begin while this one ends: with one row of x, or if the next is a product too, as it
+// mostly is behind an activation or a residual. CTAs of other kernels are not spread over the SMs (shared_bytes_of_node
+// does that for products), so many would begin on few SMs: attention of 16 sequences, behind a plain product, took 10.5
+// us instead of 7 on an H200. For one sequence, with contexts of 128 and 4096, 0.5b took 0.97 and 0.99 of the time
+// before, 8b 0.99 and 1.00 (python -m bench.decode).
 __device__ __forceinline__ bool next_may_begin(const Output& output, int M) {
   return M == 1 || output.residual.data != nullptr || output.activation != Activation::kNone;
 }
 
-// Kernel parameters arrive by cache line: those that are asked for early keep no epilogue waiting.
+// Reads parameters early: they arrive by cache line, and the epilogue should not have to wait for its own.
 __device__ __forceinline__ void touch(const Output& output) {
   asm volatile("" ::"r"(static_cast<int>(output.activation)), "l"(output.residual.data),
                "l"(output.global_scale.data));
 }
 
-// What stands beside a sum, as bits, so that nothing waits for it before it is needed. Zeros where
-// there is none.
+// Bias and residual of a sum, as raw bits, so that nothing waits for them before they are needed. Zeros where there is
+// none.
 __device__ __forceinline__ uint32_t bias_bits(const Output& output, Index s, Index n) {
   const Param& bias = output.bias;
   return bias.data != nullptr ? load_bits(bias.data, bias.dtype, offset_of(bias, s, n, 0)) : 0;
@@ -51,12 +50,12 @@ __device__ __forceinline__ uint32_t residual_bits(const Output& output, Index at
   return residual.data != nullptr ? load_bits(residual.data, residual.dtype, at) : 0;
 }
 
-// The bias of row n of the weights; NaN for an index that is out of range.
+// The bias of row n of the weights; NaN if the stack index is out of range (`exists` is false).
 __device__ __forceinline__ float bias_of(const Output& output, bool exists, Index s, Index n) {
   return exists ? float_of_bits(bias_bits(output, s, n), output.bias.dtype) : NAN;
 }
 
-// What the sum of row n is multiplied with before its bias.
+// The factor of row n's sum, applied before the bias.
 __device__ __forceinline__ uint32_t global_scale_bits(const Output& output, Index s, Index n) {
   const Param& scale = output.global_scale;
   return scale.data != nullptr ? load_bits(scale.data, scale.dtype, offset_of(scale, s, n, 0)) : 0;
@@ -71,9 +70,9 @@ __device__ __forceinline__ float global_scale_of(const Output& output, bool exis
   return exists && scale.data != nullptr ? load(scale, s, n, 0) : 1;
 }
 
-// Of a gated one, the function of its first half.
+// The activation; for a gated one, the function applied to its first half.
 __device__ __forceinline__ float activate(Activation activation, float v) {
-  // What most models have, before all branches. (Below v = -87 it is 0.)
+  // The case of most models, ahead of all branches. (Below v = -87 it is 0.)
   if (activation == Activation::kSilu || activation == Activation::kSwiglu)
     return __fdividef(v, 1 + expf(-v));
   switch (activation) {
@@ -93,7 +92,7 @@ __device__ __forceinline__ float residual_of(const Output& output, Index at) {
   return float_of_bits(residual_bits(output, at), output.residual.dtype);
 }
 
-// A result from its sum; `up`: of a gated activation, the sum of the second half.
+// A result from its sum. `up`: the sum of the second half, for gated activations.
 __device__ __forceinline__ float finished(const Output& output, float sum, float up,
                                           float residual) {
   sum = activate(output.activation, sum);
@@ -101,7 +100,7 @@ __device__ __forceinline__ float finished(const Output& output, float sum, float
   return sum + residual;
 }
 
-// y[at] from the sum.
+// Stores y[at], made from the sum.
 template <Parts kParts>
 __device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up,
                                        float residual) {
@@ -109,7 +108,7 @@ __device__ __forceinline__ void finish(const Output& output, Index at, float sum
   store(output.y, output.dtype, at, sum);
 }
 
-// The same, which loads the residual itself.
+// The same, but loads the residual itself.
 template <Parts kParts>
 __device__ __forceinline__ void finish(const Output& output, Index at, float sum, float up = 1) {
   finish<kParts>(output, at, sum, up, kParts != Parts::kNone ? residual_of(output, at) : 0);

@@ -6,7 +6,7 @@
 
 namespace jaxgemv::cuda {
 
-// Code i of consecutive ones in words.
+// Code i of the consecutive codes in `words`.
 template <int kBits, int kWords>
 __device__ __forceinline__ uint32_t code_in_words(const uint32_t (&words)[kWords], int i) {
   const int word = i * kBits / 32, at = i * kBits % 32;
@@ -54,14 +54,14 @@ struct Codes<Format::kE5M2, 8, float> : Float8Codes<Format::kE5M2> {
   using Float8Codes::Float8Codes;
 };
 
-// Octets as A operands of mma.m16n8k16, and what a kernel has to know and keep for that:
-//   kParts         fp16 numbers whose sum a weight is
-//   kTableBytes    of shared memory, that make_table fills
-//   ask_for_entry  of a stack's matrix, as make_table wants it, which need not wait for it
-//   code(p, e)     the code of an octet that is element e of register p
-//   decode(..)     of an octet, one of its parts
+// Decodes octets into A operands of mma.m16n8k16. What a kernel has to know and keep for that:
+//   kParts         how many fp16 numbers add up to a weight
+//   kTableBytes    shared memory of the table that make_table fills
+//   ask_for_entry  loads this lane's table entry of stack matrix s for make_table, without waiting for it
+//   code(p, e)     index in the octet of the code that is element e of register p
+//   decode(..)     one of the parts of an octet
 //   has_second()   whether the second part may be anything but zero
-//   unit()         of a sum, besides kWorth
+//   unit()         factor of a sum, besides kWorth
 template <Format kFormat, int kBits>
 struct Decoder;
 
@@ -84,8 +84,9 @@ struct Decoder<Format::kAffine, kBits> : PlainDecoder, Octet<kBits> {
   }
 };
 
-// By a whole warp, of entries by a power of two: a factor by which fp16 holds them to 2^-14 of the largest, as may be
-// with x of 16 bits, or all to 2^-22 of themselves; or 0. Of FP4 it is 1.5; of NF4 what a search over all to 2^-22 found.
+// Called by a whole warp, with entries already scaled by a power of two: a factor with which one fp16 holds each to
+// 2^-14 of the largest (`rounds`: enough for 16-bit x), or each to 2^-22 of itself; or 0. For FP4 it is 1.5; for NF4
+// what a search, to 2^-22, found.
 __device__ __forceinline__ float factor_of_halves(float entry, float largest, bool rounds = true) {
   const auto holds = [&](float factor) {
     const float scaled = entry * factor, rest = scaled - __half2float(__float2half_rn(scaled));
@@ -95,14 +96,14 @@ __device__ __forceinline__ float factor_of_halves(float entry, float largest, bo
   return holds(1) ? 1 : holds(1.5f) ? 1.5f : holds(1.67765375f) ? 1.67765375f : 0;
 }
 
-// The entry of this lane, of the 16 in each half of a warp: brought under 2^14 by a power of two,
-// the same for all, it is the sum of two fp16, to 22 bits; those of E2M1, say, are one.
+// The table entry of this lane (each half of a warp has all 16) as the sum of two fp16, to 22 bits, after one power of
+// two has brought all entries under 2^14. Those of E2M1, say, need only the first.
 struct HalvesOfEntry {
-  uint32_t both;  // the first in the low half
+  uint32_t both;  // first fp16 in the low half, second in the high
   float unit;
-  bool has_second;  // any of the entries
+  bool has_second;  // whether any of the entries has one
 
-  // rounds: whether factor_of_halves is for it.
+  // rounds: whether entries may be rounded to one fp16 each, by factor_of_halves.
   __device__ __forceinline__ HalvesOfEntry(float entry, bool rounds) {
     const uint32_t bits = __float_as_uint(entry) & 0x7fffffffu;
     const bool finite = bits < 0x7f800000u;
@@ -122,13 +123,13 @@ struct HalvesOfEntry {
   }
 };
 
-// Bits of this lane's entry, l % 16 for lane l, of a stack's matrix s: what asks for them need not wait.
+// Raw bits of entry lane % 16 of stack matrix s's table: as bits, so that nothing waits for the load here.
 __device__ __forceinline__ uint32_t entry_bits(const Param& table, Index s) {
   return load_bits(table.data, table.dtype, offset_of(table, s, threadIdx.x % 16, 0));
 }
 
-// Of 16 entries: a byte is two codes, and finds both of their entries in shared memory. Each lane has
-// a table of its own in a bank of its own.
+// Tables of 16 entries: a byte is two codes, and finds both of their entries in shared memory. Each lane has a table of
+// its own in a bank of its own.
 template <>
 struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static constexpr int kParts = 2, kPartBytes = 256 * 128, kTableBytes = kParts * kPartBytes + 128;
@@ -139,7 +140,7 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static __device__ __forceinline__ uint32_t ask_for_entry(const Param& table, Index s) {
     return entry_bits(table, s);
   }
-  // By all threads of a CTA, which then have to wait for each other. rounds: as HalvesOfEntry has it.
+  // Called by all threads of a CTA, which then have to synchronize. rounds: as in HalvesOfEntry.
   static __device__ __forceinline__ void make_table(const Param& table, uint32_t bits, uint8_t* to,
                                                     bool rounds) {
     const int lane = threadIdx.x % 32;
@@ -181,7 +182,7 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   }
 };
 
-// Two float8, in the low bytes of `v`, as fp16.
+// The two float8 in the low bytes of `v`, as a pair of fp16.
 template <Format kFormat>
 __device__ __forceinline__ uint32_t pair_of_float8(uint32_t v) {
   const auto upper = [&] { return __byte_perm(v, 0, 0x1404); };
@@ -191,7 +192,8 @@ __device__ __forceinline__ uint32_t pair_of_float8(uint32_t v) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<unsigned short>(v)));
   return pair;
 #else
-  // Exponent and mantissa, a bit further down, are those of 2^-8 times the number, subnormal ones too.
+  // Exponent and mantissa of e4m3, shifted down by one bit, are those of 2^-8 times the number in fp16, for subnormals
+  // too.
   const uint32_t bits = upper();
   const uint32_t small = (bits & 0x80008000u) | (bits >> 1 & 0x3f803f80u);
   const __half2 pair = __hmul2(reinterpret_cast<const __half2&>(small), __float2half2_rn(256.f));
@@ -199,7 +201,7 @@ __device__ __forceinline__ uint32_t pair_of_float8(uint32_t v) {
 #endif
 }
 
-// Codes that follow one another share a register.
+// Consecutive codes share a register.
 template <Format kFormat>
 struct Float8Decoder : PlainDecoder, Octet<8> {
   static constexpr float kWorth = 1;
@@ -221,7 +223,7 @@ struct Decoder<Format::kE5M2, 8> : Float8Decoder<Format::kE5M2> {
   using Float8Decoder::Float8Decoder;
 };
 
-// Of a word, as codes.cuh has it.
+// Products of a word of float8, with the traits of codes.cuh.
 template <Format kFormat>
 struct Float8Products : Stateless {
   using Stateless::Stateless;

@@ -1,13 +1,14 @@
-// What CTAs know of others: kernels before and behind this one, and clusters. One function per instruction.
+// How CTAs synchronize with others: with kernels before and behind this one, and in clusters. One function per
+// instruction.
 #pragma once
 
 #include <cstdint>
 
 namespace jaxgemv::cuda {
 
-// Between kernels, of a call or of a graph that XLA records (record.h), of which each may begin before the one in front
-// of it has ended (sm_90 and newer): what earlier ones wrote is there after wait_for_earlier(), and what they read may
-// be written over. A kernel must not end without it: the next takes its end for that of all before.
+// Programmatic dependent launch (sm_90 and newer), in a call or a graph that XLA records (record.h): a kernel may begin
+// before the one in front of it has ended. After wait_for_earlier() what earlier kernels wrote is visible, and what
+// they read may be overwritten. Every kernel must call it: the next one takes this one's end for that of all before.
 __device__ __forceinline__ void wait_for_earlier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -19,8 +20,8 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Which cluster of its row of the grid this CTA is in, and where in it. One without a cluster is one of its own. Read
-// again each time: nothing of it is kept.
+// The index of this CTA's cluster in its row of the grid, and the CTA's rank in it. A CTA without a cluster is a
+// cluster of one. Both are read anew at each call, so that they occupy no register in between.
 __device__ __forceinline__ int cluster_of_cta() {
   int cluster = blockIdx.x;
 #if __CUDA_ARCH__ >= 900
@@ -36,9 +37,10 @@ __device__ __forceinline__ int rank_of_cta() {
   return rank;
 }
 
-// Clusters of CTAs, sm_90 and newer: a barrier for all threads of one; its two halves, where others only have to know
-// that this CTA has read, which does not wait for its results to be in memory, and both of them at the end; where
-// something of this CTA's shared memory lies in another's; and a float of that.
+// Clusters (sm_90 and newer). sync_cluster: a barrier for all threads. arrive_at_cluster, wait_for_cluster: its halves,
+// where others only have to know that this CTA has read; it does not wait for its results to be in memory.
+// leave_cluster: both, at the end. address_of_rank: where something of this CTA's shared memory lies in another's;
+// load_of_rank: a float there.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

@@ -1,5 +1,5 @@
-// Hopper's own instructions (sm_90a), one function each: barriers in shared memory, copies into it,
-// registers moved between warpgroups; wgmma.cuh has its products. Include only what __CUDA_ARCH_FEAT_SM90_ALL guards.
+// Hopper's own instructions (sm_90a), one function each: barriers in shared memory, copies into it, registers moved
+// between warpgroups; wgmma.cuh has its products. Only for code that __CUDA_ARCH_FEAT_SM90_ALL guards.
 #pragma once
 
 #include <cuda.h>
@@ -34,7 +34,7 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
       "r"(parity)
       : "memory");
 }
-// The same without waiting: whether it has ended.
+// Whether that phase has ended, without waiting.
 __device__ __forceinline__ bool has_ended(uint32_t barrier, int parity) {
   int done;
   asm volatile(
@@ -46,12 +46,12 @@ __device__ __forceinline__ bool has_ended(uint32_t barrier, int parity) {
       : "memory");
   return done;
 }
-// Arrives, and lets the phase end only when so many bytes more have been copied.
+// Arrives, and lets the phase end only after `bytes` more bytes have been copied.
 __device__ __forceinline__ void arrive_and_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Both of 16 bytes or a multiple; tells the barrier.
+// Copies from global into shared memory; addresses and `bytes` are multiples of 16. Signals the barrier.
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -60,12 +60,13 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// At a barrier of another CTA, by one that has only read: a release would wait for all that the SM has under way.
+// Arrives at a barrier of another CTA, for a thread that has only read: relaxed, since a release would wait for all
+// that the SM has in flight.
 __device__ __forceinline__ void arrive_there(uint32_t barrier_there) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_there)
                : "memory");
 }
-// From this CTA's shared memory into another's; tells a barrier there.
+// Copies from this CTA's shared memory into another's; signals a barrier there.
 __device__ __forceinline__ void copy_there(uint32_t to_there, uint32_t from, int bytes,
                                            uint32_t barrier_there) {
   asm volatile(
@@ -74,7 +75,7 @@ __device__ __forceinline__ void copy_there(uint32_t to_there, uint32_t from, int
       "r"(from), "r"(bytes), "r"(barrier_there)
       : "memory");
 }
-// Four numbers into another CTA's shared memory; tells a barrier there.
+// Stores four numbers into another CTA's shared memory; signals a barrier there.
 __device__ __forceinline__ void send(uint32_t to_there, const float4& v, uint32_t barrier_there) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
@@ -82,21 +83,20 @@ __device__ __forceinline__ void send(uint32_t to_there, const float4& v, uint32_
       "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier_there)
       : "memory");
 }
-// A hint for what is read once, as weights are: of all that the L2 has it goes first, and code, scales and
-// x stay there for the next kernel. Not for cp.async, of which ptxas 13.0 loses it: docs/cuda-notes.md,
-// "What the L2 keeps".
+// A cache hint for what is read once, as weights are: the L2 evicts it first, and code, scales and x stay there for the
+// next kernel. Not for cp.async, whose hint ptxas 13.0 loses: docs/cuda-notes.md, "What the L2 keeps".
 __device__ __forceinline__ uint64_t read_once() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// The opposite, for what many CTAs read.
+// The opposite, for what many CTAs read: evicted last.
 __device__ __forceinline__ uint64_t read_again() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// A box of a tensor map of three dimensions, that begins at (x, y, z), the fastest first; tells the barrier.
+// Copies the box of a 3-D tensor map that begins at (x, y, z), the fastest dimension first; signals the barrier.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y, int z,
                                          uint32_t barrier, uint64_t policy = read_once()) {
   asm volatile(
@@ -114,7 +114,7 @@ __device__ __forceinline__ void arrive_threads(int threads) {
   asm volatile("bar.arrive 1, %0;" ::"r"(threads) : "memory");
 }
 
-// kBytes = 8 or 16.
+// Asynchronous copy (cp.async) of kBytes = 8 or 16.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   if constexpr (kBytes == 16)
@@ -175,8 +175,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// What ordinary stores wrote into shared memory is there for wgmma, and what ordinary loads read has been read
-// before a copy writes there.
+// Orders ordinary accesses to shared memory before those of the async proxy: what was stored is visible to wgmma, and
+// what was loaded has been read before a copy overwrites it.
 __device__ __forceinline__ void fence_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -16,7 +16,7 @@
 
 namespace jaxgemv::cuda {
 
-// Calls use(config) with the launch's configuration, which lives no longer.
+// Calls use(config) with the launch's configuration, which is valid only during the call.
 template <typename Use>
 auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
   cudaLaunchAttribute attributes[3] = {};
@@ -28,7 +28,7 @@ auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
   }
-#if CUDART_VERSION >= 12060  // older ones may not know it
+#if CUDART_VERSION >= 12060  // older runtimes may not know the attribute
   if (shape.keeps_shared) {
     cudaLaunchAttribute& split = attributes[count++] = {};
     split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
@@ -42,9 +42,9 @@ auto with_config(const LaunchShape& shape, cudaStream_t stream, Use&& use) {
   return use(&config);
 }
 
-// Lets a kernel have so much dynamic shared memory. A limit is only ever raised: one that followed the
-// shape could be lowered by another thread before the launch. (The device's most for all would be
-// simpler, but leaves less for the L1: 4096 x 4096 was 0.3 us slower on an H200.)
+// Lets a kernel have `bytes` of dynamic shared memory. Its limit is only ever raised: one that followed the shape could
+// be lowered by another thread before the launch. (The device's maximum for all kernels would be simpler, but leaves
+// less for the L1: 4096 x 4096 was 0.3 us slower on an H200.)
 template <typename... Arguments>
 cudaError_t allow_shared_memory(void (*kernel)(Arguments...), const Device& device, int bytes) {
   static std::mutex mutex;
@@ -58,12 +58,13 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...), const Device& devi
   return status;
 }
 
-// Shared memory of a node of a graph. Its CTAs may begin while the kernel in front still runs, and then crowd onto the
-// SMs that are free: so each asks for so much that an SM has room for its share of them only. Decoding on an H200, us
-// a token of int4: 8b 1526 for 1571, 0.5b 480 for 495. A kernel that uses none wants the L1, and keeps it.
+// Shared memory of a graph node. Its CTAs may begin while the kernel in front still runs, and then crowd onto the SMs
+// that are free: so each CTA asks for so much that an SM has room only for its even share of them. Decoding int4 on an
+// H200, us a token: 8b 1526 instead of 1571, 0.5b 480 instead of 495. A kernel that uses none wants the L1, and keeps
+// it.
 inline int shared_bytes_of_node(const LaunchShape& shape, const Device& device) {
-  constexpr int kOfSystem = 1024;  // bytes of each CTA
-  constexpr Index kMostShare = 8;  // with more there are waves of them
+  constexpr int kOfSystem = 1024;  // bytes per CTA that the system reserves
+  constexpr Index kMostShare = 8;  // with more, CTAs run in waves
   const Index ctas = Index{shape.grid.x} * shape.grid.y * shape.grid.z;
   const Index share = ceil_div(ctas, Index{device.sms});
   if (shape.shared_bytes == 0 || shape.ranks > 1 || share > kMostShare) return shape.shared_bytes;
@@ -76,7 +77,7 @@ cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape
                           const Device& device, cudaStream_t stream,
                           const std::type_identity_t<Arguments>&... arguments) {
   if (recorder() != nullptr) {
-    // A second node would wait for all before the call besides, and then does not begin early: 1 to 1.7 us.
+    // A second node of the call would also depend on all before the call, and then does not begin early: 1 to 1.7 us.
     if (shape.leads) return recorder()->capture();
     const Argument each[] = {{&arguments, sizeof(arguments)}...};
     LaunchShape node = shape;
@@ -93,7 +94,8 @@ cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape
   });
 }
 
-// Whether a kernel for sm_90a alone has its code on this device: elsewhere it is empty, of few registers.
+// Whether a kernel compiled for sm_90a only has its code on this device: elsewhere its body is empty and takes few
+// registers.
 template <typename Function>
 bool has_hopper_code(Function* kernel, const Device& device) {
   constexpr int kRegistersOfNoCode = 64;
@@ -110,13 +112,13 @@ bool has_hopper_code(Function* kernel, const Device& device) {
   return answer;
 }
 
-// The rows of a kernel for one format and width: one for each dtype of x.
+// Rows of the kernel table (table.h) for one format and width: one for each dtype of x.
 template <template <Format, int, typename> typename Type, Format kFormat, int kBits>
 inline constexpr Kernel kRowsOf[] = {row<Type<kFormat, kBits, __half>>(),
                                      row<Type<kFormat, kBits, __nv_bfloat16>>(),
                                      row<Type<kFormat, kBits, float>>()};
 
-// Those of some widths; and of both kinds of float8.
+// The rows for several widths; and for both float8 formats.
 template <template <Format, int, typename> typename Type, Format kFormat, int... kBits>
 Rows rows_of() {
   static constexpr auto kRows = join(kRowsOf<Type, kFormat, kBits>...);
@@ -129,7 +131,7 @@ Rows float8_rows_of() {
   return kRows;
 }
 
-// `tiles` x `batch` CTAs, if a grid has room for them.
+// A grid of `tiles` x `batch` CTAs; false if a grid has no room for them.
 inline bool make_grid(Index tiles, Index batch, dim3* grid) {
   *grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(batch));
   return tiles <= INT_MAX;

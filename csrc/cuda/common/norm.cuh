@@ -1,5 +1,5 @@
-// RMSNorm before the product: x * rsqrt(mean(x^2) + eps) * norm. The factor of a row comes last, at
-// the end of the product, so that x is read once; here are the others.
+// RMSNorm before the product: x * rsqrt(mean(x^2) + eps) * norm. The rsqrt factor of a row of x is applied at the end
+// of the product, so that x is read once; `norm` is multiplied into x before it.
 #pragma once
 
 #include "params.cuh"
@@ -7,7 +7,7 @@
 
 namespace jaxgemv::cuda {
 
-// Eight elements of x or of norm as they come, of rows that are aligned to 16 bytes; zeros where not `inside`.
+// Eight elements of x or of norm, not yet converted, from rows that are aligned to 16 bytes; zeros where not `inside`.
 struct RawOctet {
   uint4 raw[2] = {};
 
@@ -30,7 +30,7 @@ struct NormValues {
     if (data != nullptr) data += (s * norm.stack_stride + k) * size_of(dtype);
   }
 
-  // to[i] = that of k + i, i < kCount.
+  // to[i] = the value at k + i, counted from the constructor's k, for i < kCount.
   template <int kCount>
   __device__ __forceinline__ void load(float (&to)[kCount], int k) const {
 #pragma unroll
@@ -38,15 +38,15 @@ struct NormValues {
   }
 };
 
-// Those that a warp needs, in shared memory. Their copies travel with x, ahead of the weights: behind
-// 64 KB of these an answer takes a microsecond. The weights wait for this to be asked, so it is few
-// instructions, in bytes that the host has counted.
+// The norm values that a warp needs, in shared memory. They are copied together with x, ahead of the weights: behind 64
+// KB of weights an answer takes a microsecond. The weights are asked for only after this, so ask() is few instructions,
+// with byte counts from the host.
 struct StagedNorm {
   uint8_t* data;
   Dtype dtype;
   bool is_one = false;  // where a kernel with a norm is called without one
 
-  // Asks for so many bytes, kMost at most, all lanes together.
+  // Starts copying `bytes` bytes, kMost at most; called by all lanes together.
   template <int kMost>
   __device__ __forceinline__ void ask(const char* from, int bytes) const {
     const int lane = static_cast<int>(threadIdx.x % 32) * 16;
@@ -57,7 +57,7 @@ struct StagedNorm {
       if (lane + at < bytes) copy16(to + at, from + at);
   }
 
-  // to[i] = that of k + i.
+  // to[i] = the value at k + i.
   __device__ __forceinline__ void load_octet(float (&to)[8], int k) const {
     const bool is_wide = dtype == Dtype::kF32;
     const auto from = reinterpret_cast<const uint4*>(data + (k << (is_wide ? 2 : 1)));

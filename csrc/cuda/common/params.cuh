@@ -10,7 +10,7 @@
 
 namespace jaxgemv::cuda {
 
-// Of an element of x; a type without one does not compile.
+// The Dtype of a C++ type of x's elements; a type without one does not compile.
 template <typename T>
 struct NoDtype;
 template <typename T>
@@ -22,7 +22,7 @@ inline constexpr Dtype kDtypeOf<__half> = Dtype::kF16;
 template <>
 inline constexpr Dtype kDtypeOf<__nv_bfloat16> = Dtype::kBF16;
 
-// The element, of a wide dtype, whose bits are the low ones of `bits`.
+// The element of a wide dtype (16 or 32 bits) whose bits are the low ones of `bits`.
 __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   // No branches: this is in the inner loops.
   const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
@@ -30,7 +30,7 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits, Dtype dtype) {
   return dtype == Dtype::kF16 ? half : other;
 }
 
-// Eight elements of a wide dtype; those of 16 bits are all in the first half of `raw`.
+// Eight elements of a wide dtype, as floats; those of 16 bits are all in the first half of `raw`.
 __device__ __forceinline__ void get_octet(const uint4 (&raw)[2], Dtype dtype, float (&to)[8]) {
   const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
                              raw[1].x, raw[1].y, raw[1].z, raw[1].w};
@@ -44,13 +44,13 @@ __device__ __forceinline__ void get_octet(const uint4 (&raw)[2], Dtype dtype, fl
                             known);
     }
   };
-  // Once for all, where the dtype is known at run time alone.
+  // One branch for all eight, since the dtype is known only at run time.
   if (dtype == Dtype::kBF16) return convert(Dtype::kBF16);
   if (dtype == Dtype::kF32) return convert(Dtype::kF32);
   convert(Dtype::kF16);
 }
 
-// The element of a dtype of one byte.
+// The value of an element of a one-byte dtype.
 __device__ __forceinline__ float float_of_byte(uint32_t byte, Dtype dtype) {
   if (dtype == Dtype::kE8M0) return __uint_as_float(bits_of_e8m0(byte));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -68,7 +68,7 @@ __device__ __forceinline__ uint32_t load_bits(const void* data, Dtype dtype, Ind
   return __ldg(static_cast<const unsigned short*>(data) + i);
 }
 
-// Of a wide dtype.
+// Element i of an array of a wide dtype.
 __device__ __forceinline__ float load(const void* data, Dtype dtype, Index i) {
   return float_of_bits(load_bits(data, dtype, i), dtype);
 }
@@ -112,7 +112,7 @@ __device__ __forceinline__ float load(const Param& p, Index s, Index n, Index g)
   return load(p.data, p.dtype, offset_of(p, s, n, g));
 }
 
-// Of a scale, which may have one byte.
+// Element (s, n, g) of a scale, whose dtype may be of one byte.
 __device__ __forceinline__ float load_scale(const Param& p, Index s, Index n, Index g) {
   if (is_wide(p.dtype)) return load(p, s, n, g);
   const uint32_t byte = __ldg(static_cast<const uint8_t*>(p.data) + offset_of(p, s, n, g));
@@ -138,13 +138,13 @@ inline ScaleSource source_of(const Param& param) {
           param.dtype};
 }
 
-// One scale a row, or one group.
+// Whether a row of the weights has one scale for all of K, or is one group.
 inline bool has_one_group(const Problem& problem, const Operands& operands) {
   return problem.group >= problem.K ||
          (operands.scale.g_stride == 0 && operands.shift.g_stride == 0);
 }
 
-// The matrix that slice b meets; -1 when its index is out of range.
+// The stack matrix that slice b of the batch is multiplied with; -1 when its index is out of range.
 __device__ __forceinline__ int stack_entry(const int32_t* index, Index stack, Index b) {
   if (index == nullptr) return 0;
   const int s = index[b];

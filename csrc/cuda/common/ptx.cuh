@@ -35,8 +35,8 @@ __device__ __forceinline__ uint2 load8(const void* p) {
   return v;
 }
 
-// The same and a word, or zeros unless `inside`: by a predicate, where the compiler would branch, and
-// move other loads ahead.
+// 16 bytes, or 4, or zeros unless `inside`: by a predicate, since the compiler would make a branch of it, and move
+// other loads ahead.
 __device__ __forceinline__ uint4 load16(const void* p, bool inside) {
   uint4 v{};
   asm volatile(
@@ -53,7 +53,7 @@ __device__ __forceinline__ uint32_t load4(const void* p, bool inside) {
   return v;
 }
 
-// The same value, which the compiler keeps, and does not compute again at every use.
+// Returns its argument, which the compiler then keeps in a register and does not compute again at every use.
 template <typename T>
 __device__ __forceinline__ T* kept(T* p) {
   asm("" : "+l"(p));
@@ -64,13 +64,14 @@ __device__ __forceinline__ int kept(int v) {
   return v;
 }
 
-// What all lanes of a warp have alike: kept, and known to be alike, as some instructions want it.
+// A value that is the same in all lanes: kept in a register, and known to be warp-uniform, as some instructions need
+// it.
 template <typename T>
 __device__ __forceinline__ T uniform(T v) {
   return __shfl_sync(~0u, v, 0);
 }
 
-// v, or 0 unless `has`: without a branch, around which the compiler would move what v is made of.
+// v if `has`, else 0: without a branch, into which the compiler would move the computation of v.
 __device__ __forceinline__ float kept_if(bool has, float v) {
   float kept;
   asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; selp.f32 %0, %1, 0f00000000, p; }"
@@ -79,7 +80,8 @@ __device__ __forceinline__ float kept_if(bool has, float v) {
   return kept;
 }
 
-// kCount words, of which pieces of 16, 8 or 4 bytes are aligned; kStream: as load_stream where of 16.
+// Loads kCount words in pieces of 16, 8 or 4 bytes, the largest that divide them, which must be aligned; kStream:
+// pieces of 16 bytes by load_stream.
 template <int kCount, bool kStream>
 __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&to)[kCount]) {
   constexpr int kPiece = kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
@@ -108,7 +110,7 @@ __device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
   return pair;
 }
 
-// The nearest of 11 bits.
+// v as TF32: rounded to 11 significant bits.
 __device__ __forceinline__ uint32_t to_tf32(float v) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
@@ -123,7 +125,7 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
                : "memory");
 }
 
-// The same for 16 bytes or, through the L1, for 4, of which the first `bytes` are read; zeros follow.
+// The same for 16 bytes, or for 4 (through the L1): only the first `bytes` are read, and zeros follow.
 template <int kBytes>
 __device__ __forceinline__ void copy_first(void* to, const void* from, int bytes) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -151,13 +153,13 @@ __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until no more than kPending groups of this thread's copies are under way.
+// Waits until no more than kPending groups of this thread's copies are under way.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// The same with a number that is not known, of which kMost and more are the same.
+// The same for a `pending` that is known only at run time; more than kMost count as kMost.
 template <int kMost>
 __device__ __forceinline__ void wait_copies_but(int pending) {
   if constexpr (kMost > 0) {
@@ -216,8 +218,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_
   }
 }
 
-// d (16 x 8, int32) += a (16 x 32, bytes, kSigned or not) b (32 x 8, signed bytes). Lane (g, t) holds of
-// rows g and g + 8 of a, and of column g of b, bytes 4 t .. 4 t + 3 and 16 more.
+// d (16 x 8, int32) += a (16 x 32, bytes, kSigned or not) b (32 x 8, signed bytes). Lane (g, t) holds bytes k = 4 t ..
+// 4 t + 3 and k = 4 t + 16 .. 4 t + 19 of rows g and g + 8 of a, and of column g of b.
 template <bool kSigned>
 __device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                           uint32_t a3, uint32_t b0, uint32_t b1) {

@@ -1,6 +1,5 @@
-// Codes of tables of 16 that take their scale with them: what an mma multiplies is an entry times a scale.
-// Scales of one byte have four bits at most, so that products are exact as fp16, and groups need no end
-// of their own.
+// Codes of 16-entry tables whose scale is multiplied into the operand: the mma multiplies entry times scale. One-byte
+// scales have four significant bits at most, so these products are exact in fp16, and a group's end needs no work.
 #pragma once
 
 #include "formats.cuh"
@@ -16,14 +15,14 @@ __device__ __forceinline__ uint32_t bits_of(__half2 pair) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// How they decode, each with the pairs of WordPairs<4>:
-//   product(word, p, half, scale)  with the scale of all codes of the word, in both halves
-//   kTop, kSpread  scales 2^kTop and down to 2^(kTop - kSpread + 1) times any entry are exact
-//   kE4M3          and any scale of e4m3 times this
-//   worth()        of what is decoded, besides the table's unit
+// Interface of the decoders below, each with the pairs of WordPairs<4>:
+//   product(word, p, half, scale)  `scale` is that of all codes of the word, in both halves
+//   kTop, kSpread  scales from 2^kTop down to 2^(kTop - kSpread + 1) are exact times any entry
+//   kE4M3          and so is any scale of e4m3 times this
+//   worth()        factor of the decoded numbers, besides the table's unit
 
-// Those of E2M1: its bits, where fp16 has sign, exponent and the first of the mantissa, are the number
-// times 2^-14, zero and the subnormal one too.
+// E2M1: its bits, put where fp16 has the sign, the exponent and the first bit of the mantissa, are the number times
+// 2^-14, for zero and the subnormal too.
 struct E2M1Decoder {
   static constexpr int kTop = 15, kSpread = 25;
   static constexpr float kE4M3 = 1, kWorth = 0x1p14f;
@@ -31,7 +30,7 @@ struct E2M1Decoder {
 
   static __device__ __forceinline__ uint32_t product(uint32_t word, int p, int half,
                                                      __half2 scale) {
-    // A byte for each second code: the sign stays, the others go three down.
+    // A byte for every second code: its sign is bit 7, its other bits are 3 .. 1.
     const uint32_t sign = p ? word : word << 4, others = p ? word >> 3 : word << 1;
     uint32_t bytes;  // (sign & c) | (others & ~c), in one instruction for both halves
     asm("lop3.b32 %0, %1, %2, 0x80808080, 0xe4;" : "=r"(bytes) : "r"(sign), "r"(others));
@@ -39,7 +38,7 @@ struct E2M1Decoder {
   }
 };
 
-// Octets of E2M1 as a Decoder has them (formats.cuh), with the scale of each.
+// A Decoder (formats.cuh) of octets of E2M1, each with its scale.
 struct ScaledOctet : PlainDecoder {
   static constexpr bool kRuns = true;
   static constexpr float kWorth = 1;
@@ -51,7 +50,7 @@ struct ScaledOctet : PlainDecoder {
   }
 };
 
-// What a table is times E2M1, or 0 if it is another one. By a whole warp, of entry l % 16 in lane l.
+// The factor that the table is times E2M1, or 0 if it is another table. Called by a whole warp, entry l % 16 in lane l.
 __device__ __forceinline__ float factor_of_e2m1(float entry) {
   const uint32_t code = threadIdx.x % 16, bits = (code & 7) << 9 | (code & 8) << 12;
   const float number = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
@@ -60,7 +59,8 @@ __device__ __forceinline__ float factor_of_e2m1(float entry) {
   return __all_sync(~0u, is) ? factor : 0;
 }
 
-// A plane of any entries, of which all add up to fixed point: first - 64 + second / 128 + third / 128^2 ..
+// One plane of a table of any entries; all planes add up to an entry in fixed point: first - 64 + second / 128 + third
+// / 128^2 ..
 struct PlaneDecoder : Plane16 {
   static constexpr int kTop = 5, kSpread = 20;
   static constexpr float kE4M3 = 0x1p-4f;
@@ -85,15 +85,15 @@ struct PlaneDecoder : Plane16 {
   float worth_;
 };
 
-// As Codes<.., __half> in codes.cuh, for XPairs. What a table is can be seen by its entries alone.
+// The traits of Codes<.., __half> in codes.cuh, for XPairs. Whether a table is E2M1 is seen from its entries alone.
 struct ScaledCodes : WordPairs<4>, WithoutTable {
   static constexpr bool kHasSums = false, kTakesScales = true;
   static constexpr int kPlanes = 1;
   static constexpr float kWorth = 1, kOfSecond = 1;
 
   ScaledCodes() = default;
-  // Asks for the table of a stack's matrix s, and a global scale that is one number, of which the table's unit is a
-  // multiple. By a whole warp, as is the next, which waits for it.
+  // Loads the table of stack matrix s, and the global scale if it is one number, which the table's unit then includes.
+  // Called by a whole warp, as is settle(), which waits for the loads.
   __device__ __forceinline__ ScaledCodes(const Param& table, const Param& global, Index s)
       : bits_(entry_bits(table, s)),
         global_bits_(is_factor(global)
@@ -104,7 +104,7 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
     return global.data != nullptr && global.n_stride == 0;
   }
 
-  // How many planes an entry is, beside x of 16 bits, and of float32: to 2^-14 of the largest, and 2^-26.
+  // Planes of an entry beside 16-bit x, to 2^-14 of the largest entry, and beside float32 x, to 2^-26.
   static constexpr int kFew = 2, kMany = 4;
 
   __device__ __forceinline__ void settle(Dtype dtype, const Param& global, int planes) {
@@ -115,7 +115,7 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
       float most = fabsf(entry);
 #pragma unroll
       for (int i = 1; i < 16; i *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
-      // A power of two, if that is exact.
+      // A power of two as unit, if all entries are exact in it.
       unit = fmaxf(__uint_as_float(__float_as_uint(most) & 0x7f800000u) / 32, 0x1p-126f);
       if (planes == kFew && !__all_sync(~0u, entry / unit * 128 == rintf(entry / unit * 128)))
         unit = fmaxf(most * (128 / 8191.f), 0x1p-126f);
@@ -127,14 +127,14 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
         facts().planes[plane + 1] = {fixed & 127, plane + 1};
         left = (left - two) * (128 * 128);
       }
-      // Not of one entry alone: codes are not looked at again.
+      // NaN for all weights, not for one entry alone: codes are not looked at again.
       if (!__all_sync(~0u, fabsf(entry) < INFINITY)) unit = NAN;
     }
     facts().unit = is_factor(global) ? unit * float_of_bits(global_bits_, global.dtype) : unit;
     __syncwarp();
   }
 
-  // Any factor times E2M1.
+  // Whether the table is E2M1 times any factor.
   __device__ __forceinline__ bool is_e2m1() const { return is_e2m1_; }
   static __device__ __forceinline__ PlaneDecoder plane(int i) { return facts().planes[i]; }
   static __device__ __forceinline__ float unit() { return facts().unit; }
@@ -143,7 +143,7 @@ struct ScaledCodes : WordPairs<4>, WithoutTable {
   uint32_t bits_, global_bits_;
   bool is_e2m1_;
 
-  // Rarely used, and registers are few. All warps write the same.
+  // In shared memory: rarely used, and registers are few. All warps write the same values.
   struct Facts {
     PlaneDecoder planes[kMany];
     float unit;

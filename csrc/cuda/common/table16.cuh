@@ -11,12 +11,12 @@ __device__ __forceinline__ uint32_t prmt(uint32_t low, uint32_t high, uint32_t n
   return bytes;
 }
 
-// 16 numbers of 7 bits. prmt takes a nibble's fourth bit to ask for the sign of one, which is zero, so
-// lookups in both halves add up.
+// 16 numbers of 7 bits. Where a selector's fourth bit is set prmt returns the sign of a byte, which is zero here, so
+// the lookups in the two halves of the table can be ORed.
 class Plane16 {
  public:
   Plane16() = default;
-  // By a whole warp: lane l has number l % 16.
+  // Called by a whole warp: lane l has number l % 16.
   __device__ __forceinline__ explicit Plane16(uint32_t number) {
     uint32_t four = number << (threadIdx.x % 4 * 8);
 #pragma unroll
@@ -26,7 +26,7 @@ class Plane16 {
     for (int i = 0; i < 4; ++i) fours_[i] = __shfl_sync(~0u, four, 4 * i);
   }
 
-  // Of four codes of a word, in order: the first, or the others.
+  // The numbers of four codes of a word, in order: of its first four (half 0), or of the others.
   __device__ __forceinline__ uint32_t look_up(uint32_t word, int half) const {
     return part_of(word, half, 0) | part_of(word, half, 1);
   }
@@ -34,16 +34,16 @@ class Plane16 {
  private:
   uint32_t fours_[4];
 
-  // Zeros for codes of 8 and more, and in the other part for those below.
+  // Part 0 gives zeros for codes of 8 and more, part 1 for those below.
   __device__ __forceinline__ uint32_t part_of(uint32_t word, int half, int part) const {
     const uint32_t codes = part ? word ^ 0x88888888u : word;
-    // A product for a shift: the units of shifts are busy.
+    // A multiplication in place of a shift by 16: the shift units are busy.
     return prmt(fours_[2 * part], fours_[2 * part + 1], half ? __umulhi(codes, 0x10000) : codes);
   }
 };
 
-// Entries as fixed point, to 2^-14 of the largest: unit * (least + high + low / 128). Those of E2M1 are
-// high alone.
+// Table entries in fixed point, to 2^-14 of the largest: unit * (least + high + low / 128). Those of E2M1 are high
+// alone.
 class Table16 : public WithoutTable {
  public:
   static constexpr int kPlanes = 2;
@@ -52,7 +52,7 @@ class Table16 : public WithoutTable {
 
   Table16() = default;
 
-  // By a whole warp, of a stack's matrix s.
+  // Called by a whole warp, for the table of stack matrix s.
   __device__ __forceinline__ Table16(const Param& table, Index s) {
     const int lane = threadIdx.x % 32;
     const float entry = load(table, s, lane % 16, 0);
@@ -64,13 +64,13 @@ class Table16 : public WithoutTable {
     }
     const float range = most - least, above = entry - least;
     const float finest = fmaxf(fmaxf(most, -least) * 0x1p-17f, 0x1p-126f);
-    // A power of two, if high is enough then.
+    // A power of two as unit, if high alone is exact in it.
     unit = fmaxf(__uint_as_float(max(static_cast<int>(__float_as_uint(range) >> 23) - 6, 1) << 23),
                  finest);
     has_low_ = !__all_sync(~0u, above / unit == rintf(above / unit));
     if (has_low_) unit = fmaxf(range / (16383.f / 128), finest);
     const uint32_t fixed = min(__float2int_rn(above / unit * 128), 16383);
-    // Not of one entry alone: codes are not looked at again.
+    // NaN for all weights, not for one entry alone: codes are not looked at again.
     if (!__all_sync(~0u, fabsf(entry) < INFINITY) || !(range < INFINITY)) unit = NAN;
     shared_facts()[0] = unit, shared_facts()[1] = least / unit;
     planes_[0] = Plane16(fixed >> 7), planes_[1] = Plane16(fixed & 127);
@@ -78,7 +78,7 @@ class Table16 : public WithoutTable {
 
   __device__ __forceinline__ bool has(int plane) const { return plane == 0 || has_low_; }
   static __device__ __forceinline__ float unit() { return shared_facts()[0]; }
-  // To add to what every code stands for, in units.
+  // The least entry, in units: to be added to the number of every code.
   static __device__ __forceinline__ float least() { return shared_facts()[1]; }
 
  protected:
@@ -87,14 +87,14 @@ class Table16 : public WithoutTable {
  private:
   bool has_low_;
 
-  // Rarely used, and registers are few. All warps write the same.
+  // In shared memory: rarely used, and registers are few. All warps write the same values.
   static __device__ __forceinline__ float* shared_facts() {
     __shared__ float facts[2];
     return facts;
   }
 };
 
-// Bytes as subnormals.
+// 7-bit numbers as the low bits of fp16, which are subnormals: n * 2^-24.
 template <>
 struct Codes<Format::kCodebook, 4, __half> : Table16 {
   using Table16::Table16;

@@ -8,12 +8,12 @@
 
 namespace jaxgemv::cuda {
 
-// An array of three dimensions, the fastest first, with strides in bytes of the other two, in boxes of two
-// dimensions. Rows of boxes of 128 bytes are swizzled by as many. Past the end are zeros.
+// Tensor map of a 3-D array, the fastest dimension first, with the strides in bytes of the other two, in 2-D boxes.
+// `swizzles`: for boxes 128 bytes wide, by 128 bytes. Past the end are zeros.
 inline cudaError_t map_of(const void* data, CUtensorMapDataType type, const cuuint64_t (&sizes)[3],
                           const cuuint64_t (&strides)[2], int box_width, int box_rows,
                           bool swizzles, CUtensorMap* map) {
-  // Of the driver, which this module is not linked with.
+  // A function of the driver, which this module is not linked with: looked up at run time.
   static const auto encode = [] {
     constexpr const char* kName = "cuTensorMapEncodeTiled";
     void* found = nullptr;
@@ -39,13 +39,13 @@ inline cudaError_t map_of(const void* data, CUtensorMapDataType type, const cuui
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Whether there is a map of the weights: their rows are whole 16 bytes, and a stack has entries.
+// Whether the weights can have a tensor map: rows are whole 16 bytes, at aligned addresses, and the stack is not empty.
 inline bool has_map_of_bytes(const Problem& problem, const Operands& operands) {
   return problem.K * problem.bits % 128 == 0 && operands.packed != nullptr &&
          is_aligned(operands.packed, 16) && operands.packed_stack_stride % 16 == 0;
 }
 
-// The weights, (stack, N, row_bytes) bytes, in boxes of `box_bytes` of `box_rows` rows.
+// The weights, (stack, N, row_bytes) bytes, in boxes of `box_rows` rows of `box_bytes` bytes.
 inline cudaError_t map_of_bytes(const Problem& problem, const Operands& operands, int row_bytes,
                                 int box_bytes, int box_rows, CUtensorMap* map) {
   const auto N = static_cast<cuuint64_t>(problem.N), row = static_cast<cuuint64_t>(row_bytes);
@@ -55,7 +55,7 @@ inline cudaError_t map_of_bytes(const Problem& problem, const Operands& operands
                 {row, matrix == 0 ? row * N : matrix}, box_bytes, box_rows, box_bytes == 128, map);
 }
 
-// x, (batch, M, K), in boxes of 128 bytes of `box_rows` rows. float32 is rounded to TF32 on the way.
+// x, (batch, M, K), in boxes of `box_rows` rows of 128 bytes. float32 is rounded to TF32 on the way.
 inline cudaError_t map_of_x(const Problem& problem, const Operands& operands, int box_rows,
                             CUtensorMap* map) {
   const auto M = static_cast<cuuint64_t>(problem.M), K = static_cast<cuuint64_t>(problem.K);

@@ -1,13 +1,13 @@
-// A stack of matrices as lanes read it by themselves: rows of words, and the group of an octet.
+// A stack of weight matrices for kernels whose lanes load it themselves: rows of words, and the group of an octet.
 #pragma once
 
 #include "affine.cuh"
 
 namespace jaxgemv::cuda {
 
-// Scales or shifts, as the words around them; of a wide dtype, but for any_value.
+// Scales or shifts, loaded as the aligned words that contain them; of a wide dtype, except for any_value.
 struct ScaleWords : ScaleSource {
-  // The aligned word around an element of a row, and what it is once that is there.
+  // ask() loads the aligned word that contains an element of a row; value() is the element, once the word is there.
   __device__ __forceinline__ uint32_t ask(const char* row, int group) const {
     const uintptr_t at = reinterpret_cast<uintptr_t>(row + group * Index{g_bytes});
     return __ldg(reinterpret_cast<const uint32_t*>(at & ~uintptr_t{3}));
@@ -17,13 +17,13 @@ struct ScaleWords : ScaleSource {
                         static_cast<uint32_t>(group * g_bytes);
     return value_of(word >> (at % 4 * 8));
   }
-  // The same of one byte too.
+  // The same for one-byte dtypes too.
   __device__ __forceinline__ float any_value(uint32_t word, const char* row, int group) const {
     if (is_wide(dtype)) return value(word, row, group);
     const uintptr_t at = reinterpret_cast<uintptr_t>(row) + group * g_bytes;
     return float_of_byte(word >> (at % 4 * 8) & 255, dtype);
   }
-  // Of its bits, with anything above.
+  // The element from its bits; bits above them may be anything.
   __device__ __forceinline__ float value_of(uint32_t bits) const {
     const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
     const float other = __uint_as_float(dtype == Dtype::kBF16 ? bits << 16 : bits);
@@ -39,7 +39,7 @@ static_assert(static_cast<int>(Dtype::kF16) == 0);
 struct WeightSource {
   const uint8_t* packed;
   Index stack_bytes;
-  int row_words, octets;  // of a row
+  int row_words, octets;  // per row
   uint32_t group_magic;   // 2^31 over the octets of a group, rounded up; 0 for one group
   ScaleWords scale, shift;
   Affine affine;
@@ -55,7 +55,7 @@ struct WeightSource {
 // K below which group_of is exact.
 inline constexpr Index kGroupedK = 1 << 18;
 
-// Of groups of whole octets.
+// Groups have to be whole octets.
 inline WeightSource weight_source_of(const Problem& problem, const Operands& operands) {
   const Index group = has_one_group(problem, operands) ? 0 : problem.group / kOctet;
   return {operands.packed,

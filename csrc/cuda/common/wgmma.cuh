@@ -30,7 +30,7 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
   for (int e = 0; e < kCount; ++e) asm volatile("" : "+f"(d[e])::"memory");
 }
 
-// Registers by number, and sums by name, for the instructions below.
+// Accumulators by operand number, and as constraints, for the instructions below.
 #define JAXGEMV_NUMBERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JAXGEMV_NUMBERS_16 JAXGEMV_NUMBERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define JAXGEMV_NUMBERS_32 \
@@ -76,7 +76,8 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
       "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),        \
       "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),        \
       "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-// The instruction by its name behind m64; a and b, and `add`, by their numbers; the sums are the last arguments.
+// name: what follows m64 in the instruction's; operands, add_at: a and b, and `add`, by number; the accumulators are
+// last.
 #define JAXGEMV_WGMMA(name, numbers, operands, add_at, last, ...)                        \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add_at                                \
                ", 0;\nwgmma.mma_async.sync.aligned.m64" name " {" numbers "}, " operands \
@@ -95,7 +96,7 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kCount]) {
 #define JAXGEMV_WGMMA_N128(types, last)                                                     \
   JAXGEMV_WGMMA("n128" types, JAXGEMV_NUMBERS_64, "{%64, %65, %66, %67}, %68", "%69", last, \
                 JAXGEMV_SUMS_64)
-// It by the type, which stands in its name; last: what operands of 16 bits have at the end.
+// The instruction for X, whose type is in its name; last: the transpose flags, which only 16-bit types have.
 #define JAXGEMV_WGMMA_OF(X, wgmma, last)               \
   if constexpr (std::is_same_v<X, __half>)             \
     wgmma("k16.f32.f16.f16", last);                    \

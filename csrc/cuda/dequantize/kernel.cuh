@@ -1,10 +1,10 @@
-// The weights themselves: (batch, N, width) of 16 bits, each made in float32 exactly as the format says and
-// rounded once, with zeros from K to width. For products of so many rows that XLA's matmul is the
+// Writes the dequantised weights, (batch, N, width) of 16 bits: each is made in float32 exactly as the format says and
+// rounded once, with zeros from K to width. For products with so many rows of x that XLA's matmul is the
 // faster way.
 //
-// A lane makes pieces of 16 bytes of several rows, and 32 lanes neighbours, so that whole lines are
-// written. What memory writes is to bound it, so that instructions count: a scale is made of its bits by one lane, for
-// all whose codes it has; and a CTA has several tiles, of which the next is asked for while one is made.
+// A lane makes 16-byte pieces of several rows, and the 32 lanes of a warp make neighbouring ones, so that whole lines
+// are written. Writing memory should be the bound, so instructions count: one lane converts a scale, for
+// all lanes whose codes share it; and a CTA has several tiles, and requests the next while it makes one.
 #pragma once
 
 #include "../common/grid.cuh"
@@ -13,16 +13,16 @@
 namespace jaxgemv::cuda::dequantize {
 
 constexpr int kWarps = 8;
-// Of a lane, where there are many. Those of a CTA are neighbours.
+// Rows that a lane has, where there are many. Those of a CTA are neighbours.
 constexpr int kMostRows = 4;
-// Codes of one group: half a warp has the scales of a row of a tile.
+// Codes for which a lane converts one scale, so that half a warp has the scales of a row of a tile.
 constexpr int kUnit = kTileK / 16;
 
-// CTAs of an SM, as many as there are registers for.
+// CTAs on an SM, as many as there are registers for.
 template <int kBits>
 inline constexpr int kCtas = Window<kBits>::kWords == 1 ? 4 : 3;
 
-// Of kRows rows, kWarps apart, each lane the same piece. Groups are whole units of 16 codes.
+// Each lane makes the same piece of kRows rows, which are kWarps apart. Groups are multiples of 16 codes.
 template <Format kFormat, int kBits, int kRows>
 __global__ void __launch_bounds__(kWarps * 32, kCtas<kBits>)
     weights(const __grid_constant__ Params p) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWarps * 32, kCtas<kBits>)
   }
 }
 
-// Groups of any size: a row of a warp, and a scale for each code that begins a group.
+// For groups of any size: a warp takes a row at a time, and a lane loads a scale wherever a group begins.
 template <Format kFormat, int kBits>
 __global__ void __launch_bounds__(kWarps * 32, 3)
     weights_in_any_groups(const __grid_constant__ Params p) {

@@ -31,7 +31,7 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   const bool by_units =
       problem.K < kGroupedK && (problem.group % kUnit == 0 || has_one_group(problem, operands));
   const Index columns = ceil_div(width, Index{kTileK});
-  constexpr Index kMostCtas = 65535;  // of all but the first of a grid's dimensions
+  constexpr Index kMostCtas = 65535;  // limit of all grid dimensions but the first
   const auto launch = [&](auto kernel, Index ctas) {
     dim3 grid;
     if (!make_grid(columns, problem.batch, &grid)) return cudaErrorInvalidConfiguration;
@@ -43,19 +43,19 @@ cudaError_t run_one(const Problem& problem, const Operands& operands, const Devi
   const auto launch_rows = [&]<int kRows>(std::integral_constant<int, kRows>) {
     const Index tiles = ceil_div(problem.N, Index{kWarps * kRows});
     p.tiles = static_cast<int>(tiles);
-    // No more CTAs than there are at once.
+    // No more CTAs than can be resident at once.
     const Index most =
         std::max(Index{device.sms} * kCtas<kBits> / (columns * problem.batch), Index{1});
     return launch(weights<kFormat, kBits, kRows>, std::min(tiles, most));
   };
-  // Others are rare, and these kernels large.
+  // Codebooks of other widths are rare, and these kernels large.
   if constexpr (kFormat != Format::kCodebook || kBits == 4)
     if (ceil_div(problem.N, Index{kWarps * kMostRows}) * columns >= 2 * device.sms)
       return launch_rows(std::integral_constant<int, kMostRows>());
   return launch_rows(std::integral_constant<int, 1>());
 }
 
-// By width.
+// The functions for widths of 1 bit and on.
 template <Format kFormat, size_t... kWidths>
 constexpr auto of_widths(std::index_sequence<kWidths...>) {
   return std::array<Run, sizeof...(kWidths)>{run_one<kFormat, kWidths + 1>...};
@@ -65,7 +65,7 @@ constexpr auto of_widths(std::index_sequence<kWidths...>) {
 
 cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                 cudaStream_t stream) {
-  // XLA's loop writes float32 as fast.
+  // XLA's own loop writes float32 as fast.
   if (problem.y != Dtype::kF16 && problem.y != Dtype::kBF16) return cudaErrorNotSupported;
   constexpr std::make_index_sequence<8> kWidths;
   static constexpr auto kAffine = of_widths<Format::kAffine>(kWidths),

@@ -1,4 +1,4 @@
-// The transposed product with the identity as x, which is left out: y is the weights.
+// The transposed product with the identity as x, which the call leaves out: y is the dequantised weights.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@ inline constexpr OperandSet kOperands =
     kTransposedOperands |
     OperandSet::of(Operand::kCodebook, Operand::kGlobalScale, Operand::kOneByteScale);
 
-// For as many slices as a grid has room for. cudaErrorNotSupported for a format that it has no code for.
+// Takes as many slices as a grid has room for. Returns cudaErrorNotSupported for calls that it has no code for.
 cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,
                 cudaStream_t stream);
 

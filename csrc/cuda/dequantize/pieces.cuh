@@ -1,4 +1,4 @@
-// Pieces of 16 bytes of a weight: what a lane asks for and makes of it, for the kernels of kernel.cuh.
+// Pieces, 16 bytes of the dequantised weights: what a lane requests and makes for one; used by kernel.cuh.
 #pragma once
 
 #include "../common/formats.cuh"
@@ -10,8 +10,8 @@ namespace jaxgemv::cuda::dequantize {
 constexpr int kPiece = 8;            // weights of 16 bits
 constexpr int kTileK = 32 * kPiece;  // codes of a row of a tile
 
-// 16 bytes at once, each weight rounded once. The type is a choice and no parameter of kernels, of which there
-// are many.
+// Stores 16 bytes at once, each weight rounded once. The type is chosen at run time, because as a template parameter
+// it would double the number of kernels.
 __device__ __forceinline__ void store(char* to, Dtype dtype, const float (&v)[kPiece]) {
   const auto store_as = [&](auto type) {
     using T = decltype(type);
@@ -24,14 +24,14 @@ __device__ __forceinline__ void store(char* to, Dtype dtype, const float (&v)[kP
     store_as(__nv_bfloat16{});
 }
 
-// The codes of a piece.
+// The words that contain the codes of a piece.
 template <int kBits>
 struct Window {
   static constexpr int kBegin = kBits * kPiece & -(kBits * kPiece);  // multiples of it, in a word
   static constexpr int kWords = (kBits * kPiece + (kBegin < 32 ? 32 - kBegin : 0) + 31) / 32;
   uint32_t words[kWords];
 
-  // shift: where they begin in the first word.
+  // Moves the codes to the lowest bits. shift: the bit of the first word at which they begin.
   __device__ __forceinline__ void align(int shift) {
     if constexpr (kBegin < 32)
 #pragma unroll
@@ -42,17 +42,17 @@ struct Window {
 
 struct Params {
   WeightSource weights;
-  Param scale, shift;  // of any dtype, in any groups
+  Param scale, shift;  // for groups of any size
   Param codebook, global_scale;
   const int32_t* index;
   uint16_t* y;
   Dtype dtype;  // of y: float16 or bfloat16
   int stack, N, K, width, group;
-  int tiles;          // one below the other
+  int tiles;          // of rows
   uint32_t exponent;  // CodesInWords::kExponent
 };
 
-// What a lane makes of codes in float32, and where it writes that.
+// Makes weights of a lane's codes, in float32, and writes them.
 template <Format kFormat, int kBits>
 class Maker {
   using C = Codes<kFormat, kBits, float>;
@@ -79,7 +79,7 @@ class Maker {
           kept(p.weights.row(s, 0) + min(word + i, p.weights.row_words - 1)));
   }
 
-  // By all of a CTA, before a weight is made.
+  // Called by all threads of a CTA, before any weight is made.
   __device__ __forceinline__ void fill_table() {
     if constexpr (kHasTable) {
       if (threadIdx.x < 1 << kBits) table()[threadIdx.x] = load(p_.codebook, s, threadIdx.x, 0);
@@ -94,7 +94,7 @@ class Maker {
       window.words[i] = __ldg(reinterpret_cast<const uint32_t*>(
           words_[i] + n * Index{p_.weights.row_words * int{sizeof(uint32_t)}}));
   }
-  // By the scale and the shift of each.
+  // Makes the weights of a piece of row n from their scales and shifts, and writes them.
   __device__ __forceinline__ void write(W window, int n, const float (&scales)[kPiece],
                                         const float (&shifts)[kPiece]) const {
     window.align(shift_);
@@ -134,7 +134,7 @@ class Maker {
   }
 };
 
-// The scales, or shifts, of one group of each row.
+// Reads the scales, or shifts, of one group in any row.
 class Column {
  public:
   struct Bits {

@@ -1,18 +1,18 @@
-// The kernel for small matrices: a straight line, without a ring of copies or an image of x. A lane
-// asks for all that it needs, weights, scales and x, in the layout of mma.m16n8k16, so that nothing
-// goes through shared memory but the sums of warps, behind the one barrier.
-//
+// The kernel for small matrices: straight-line code, without a ring of copies or an image of x. Each lane
+// requests all that it needs, weights, scales and x, in the layout of mma.m16n8k16, so that nothing
+// goes through shared memory but the sums of warps, before the only barrier (and tables, which have
+// another).
 // A warp has 16 rows of the weights and 8 * kTilesM rows of x; `deep` warps of a CTA, and the CTAs of
-// a cluster, share K. Lane (g, t) has octets of rows g and g + 8 of the weights and of row g of x, the
-// same ones (weights.cuh), and pairs of their elements in the same order, so that k is permuted alike.
+// a cluster, share K. Lane (g, t) has octets of rows g and g + 8 of the weights and the same octets of row g
+// of x (weights.cuh), and pairs their elements in the same order, so that k is permuted alike in both.
 // The affine part is two fp32 terms a group,
 //   y += f * dot(q, x) + c * sum(x),
-// where sum(x) comes from tensor cores too: a product with ones, which lies where dot lies. Formats
-// other than integers have the first alone.
+// where sum(x) comes from tensor cores too: a product with ones, whose results lie in the same lanes as dot's.
+// Formats other than integers have the first term alone.
 //
-// Of a gated activation a tile has eight rows of the first half and the same of the second. The sum of
-// squares for a norm goes the way of a row of results. What stands beside the sums, bias and residual,
-// is asked for first of all.
+// With a gated activation a tile has eight rows of the first half and their partners in the second. The sum of
+// squares for a norm is handled like a row of results. What the epilogue needs, bias and residual,
+// is requested first of all.
 #pragma once
 
 #include "../common/epilogue.cuh"
@@ -31,8 +31,8 @@ struct Params {
   const void* x;
   const int32_t* index;
   int stack, M, N, K;
-  int log_across, log_deep, log_ranks;  // warps with rows of their own; warps and CTAs that share K
-  int group_blocks, units;              // of a group in a unit, and of a CTA
+  int log_across, log_deep, log_ranks;  // log2 of warps with own rows; of warps, CTAs that share K
+  int group_blocks, units;              // blocks of a unit in one group; units of a CTA
   int log_step, apart;                  // rows of y in a tile, and from its row 0 to row 8
   Output output;
   Param norm;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   using Operand = direct::Operand<X, kNorm, Codes::kHasShift>;
   constexpr int kM = kTilesM * kTileM, kParts = Operand::kParts;
   constexpr bool kNormed = kNorm != Norm::kNone;
-  constexpr int kSquares = kTileN;  // those of x, behind a warp's rows
+  constexpr int kSquares = kTileN;  // the row of x's squares, behind a warp's rows
   __shared__ float partial[kMaxWarps][kTileN + kNormed][kM + 1];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int warp = uniform(threadIdx.x / 32);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   wait_for_earlier();
   const int s = stack_entry(params.index, params.stack, blockIdx.y);
 
-  // Neighbouring threads finish neighbouring rows of y; where CTAs share K, each its share of them.
+  // Neighbouring threads finish neighbouring rows of y; where CTAs share K, each finishes its share of them.
   const int log_rows = params.log_across + params.log_step, results = rows << log_rows;
   const bool is_gated = params.log_step < 4;
   const int width = is_gated ? params.apart : params.N;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         if (u == begin)  // while the weights are on their way
           codes.make(params.codebook, s, kDtypeOf<X> != Dtype::kF32);
 
-      // Parts of x have sums of their own: an mma waits for the one before it.
+      // Each part of x has sums of its own, because an mma waits for the one before it.
       float dot[L::kGroups][kTilesM][kParts][4] = {}, sum[kTilesM][4] = {};
       const auto end_group = [&](int i, bool inside) {
 #pragma unroll
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
           if (!codes.has(part)) break;
           uint32_t a[2][4];
           codes.of(low[0], high[0], part, a[0]), codes.of(low[1], high[1], part, a[1]);
-          // Products of smaller parts are below 2^-23 of the whole.
+          // Products of smaller parts, whose numbers add up to more than 2, are left out: below 2^-23 of the whole.
 #pragma unroll
           for (int c = 0; c < kTilesM; ++c)
 #pragma unroll
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     }
   }
   __syncthreads();
-  // The sums of warps are added in a fixed order, where CTAs share K to where the first of each was,
-  // and then those of CTAs.
+  // The sums of warps are added in a fixed order. Where CTAs share K, a CTA writes its total over the first warp's
+  // sum, and then the totals of all CTAs are added.
   constexpr int kWarp = sizeof(partial[0]) / sizeof(float);
   const auto of_warps = [&](const float* at) {
     float total = 0;

@@ -10,11 +10,11 @@
 namespace jaxgemv::cuda {
 namespace direct {
 
-// Tiles of eight rows of x that a warp has at most: registers end there.
+// The most tiles of eight rows of x that a warp has: registers allow no more.
 template <typename X>
 inline constexpr int kMostTilesM = std::is_same_v<X, float> ? 1 : 2;
 
-// Blocks of a unit: so many, for the same reason; or one, where that may be faster.
+// Blocks of a unit: as many as registers allow; or one (has_one_block), where that may be faster.
 constexpr int most_blocks(Sharing sharing, bool has_norm, bool is_table, int tiles_m) {
   if (sharing == Sharing::kWhole) return kMostBlocks;
   const bool has_more = has_norm || (is_table && tiles_m > 1);
@@ -23,13 +23,13 @@ constexpr int most_blocks(Sharing sharing, bool has_norm, bool is_table, int til
 
 constexpr bool has_one_block(bool has_norm, int tiles_m) { return !has_norm && tiles_m == 1; }
 
-// blocks: of a unit, and of a group in it; whole: in one lane each.
+// blocks: of a unit; group_blocks: of a group within a unit; whole: whether a lane has whole blocks (Sharing::kWhole).
 struct Layout {
   int tiles_m = 0, blocks = 0, group_blocks = 0;
   bool whole = false;
   int log_across = 0, log_deep = 0, log_ranks = 0, units = 0;
   Index tiles = 0;
-  int parts = 1;  // of x, that cost as much as so many
+  int parts = 1;  // what x costs, in parts of 16-bit x
 
   int ranks() const { return 1 << log_ranks; }
 };
@@ -40,15 +40,15 @@ inline Norm norm_of(const Problem& problem, const Operands& operands) {
   return is_short ? Norm::kShort : Norm::kAny;
 }
 
-// Nanoseconds of a layout, roughly: of all instructions of an SM, or of those of a warp and its waits
-// for memory, as often as CTAs follow one another. Fitted on an H100 to the times of all layouts of
+// A layout's time in nanoseconds, roughly: the time to issue all instructions of an SM, or that of a warp with its
+// waits for memory, as often as CTAs follow one another. Fitted on an H100 to the times of all layouts of
 // thirty products: what it chooses takes 1% longer than the best ("Groups of less than 128 in
 // `direct`" in docs/cuda-notes.md).
 inline Index cost_of(const Layout& layout, const Problem& problem, const Device& device) {
   constexpr int kMemoryNs = 430, kClusterNs = 1000, kRankNs = 100, kWarps = 16;  // of an SM
   const int warps = 1 << (layout.log_across + layout.log_deep);
   const Index steps = ceil_div(layout.units, 1 << layout.log_deep);
-  // To find an octet's codes in a table, for both rows.
+  // The lookups of an octet's codes in a table, for both rows.
   const int look_up = problem.format == Format::kCodebook ? 60 : 0;
   const Index instructions =
       250 + steps * (150 + 30 * (layout.blocks / layout.group_blocks) +
@@ -62,7 +62,7 @@ inline Index cost_of(const Layout& layout, const Problem& problem, const Device&
          (layout.log_ranks > 0 ? kClusterNs + kRankNs * layout.ranks() : 0);
 }
 
-// Groups of half a block, of tables.
+// Tables may have groups of half a block.
 constexpr int kHalfBlock = kBlockK / 2;
 
 inline bool has_halves(const Problem& problem, const Operands& operands) {
@@ -70,7 +70,7 @@ inline bool has_halves(const Problem& problem, const Operands& operands) {
          !has_one_group(problem, operands);
 }
 
-// The one that costs least.
+// The layout that costs least.
 inline Layout layout_of(const Problem& problem, const Operands& operands, const Device& device) {
   const bool one = has_one_group(problem, operands);
   const Norm norm = norm_of(problem, operands);
@@ -149,7 +149,7 @@ struct Direct {
               (kFormat == Format::kAffine ? OperandSet{} : OperandSet::of(Operand::kOneByteScale)),
           kFormat)};
 
-  // Whole octets of x, no group boundary inside a block but in its middle, and 32-bit m, n and k.
+  // Needs whole octets of x, no group boundary inside a block except in its middle, and 32-bit m, n and k.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
     const bool halves = direct::has_halves(problem, operands);
     return problem.K % kOctet == 0 && is_aligned(operands.x, 16) &&

@@ -5,10 +5,10 @@
 
 namespace jaxgemv::cuda::direct {
 
-// kParts numbers of Element whose sum is a weight, and for octets of them:
-//   make(..)       where kHasTable: by all of a CTA, before the first octet
-//   has(part)      whether that may be anything but zero
-//   of(..)         of an octet, one of its parts: of weights v * unit()
+// A weight is the sum of kParts numbers of Element, times unit(). For octets of them:
+//   make(..)       if kHasTable: called by the whole CTA, before the first octet
+//   has(part)      whether this part may be anything but zero
+//   of(..)         one part of an octet, as registers of operand A
 // kHasShift: whether the weights have an offset, or a zero.
 template <Format kFormat, int kBits, typename Element>
 struct Pairs;
@@ -29,7 +29,7 @@ struct Pairs<Format::kAffine, kBits, Element> : PlainPairs {
   }
 };
 
-// Float8 is exact in both, and of fp16 there is a conversion.
+// Float8 is exact in fp16 and bfloat16; a conversion instruction exists for fp16.
 template <Format kFormat, typename Element>
   requires(is_float8(kFormat))
 struct Pairs<kFormat, 8, Element> : PlainPairs {
@@ -48,7 +48,7 @@ struct Pairs<kFormat, 8, Element> : PlainPairs {
   }
 };
 
-// Tables of 16 lie in shared memory, for each lane in a bank of its own, with two parts to a word.
+// Tables of 16 lie in shared memory, a copy for each lane in a bank of its own, with two parts in a word.
 template <typename Element>
 struct Pairs<Format::kCodebook, 4, Element> {
   static constexpr bool kIsHalf = std::is_same_v<Element, __half>;

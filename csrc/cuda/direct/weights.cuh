@@ -11,14 +11,14 @@ namespace jaxgemv::cuda::direct {
 constexpr int kTileN = 16, kBlockK = 32;  // rows of the weights, and codes of a row at a time
 constexpr int kMostBlocks = 4;            // of a unit
 
-// How lanes share the octets of a row. Side by side, four lanes have an octet each of every block of
-// 32 codes; or of a block whose halves are groups. Whole, a lane has the 32 codes of a block to
-// itself, which are words: fewer and larger loads, and shifts that the compiler knows; but the group
-// has to have the 128 codes of four lanes.
+// How lanes share the octets of a row. kBeside: four lanes have an octet each of every block of
+// 32 codes. kHalves: the same, where the halves of a block are groups. kWhole: a lane has the 32 codes of a block to
+// itself, which are whole words, so that loads are fewer and larger, and shifts are known to the compiler; but
+// a group has to have the 128 codes of four lanes.
 enum class Sharing { kBeside, kHalves, kWhole };
 
-// A unit is what a warp asks for at once: kBlocks blocks, of which each that is not whole may have a
-// group of its own.
+// A unit is what a warp requests at once: kBlocks blocks, each of which may have a group of its own unless
+// it is kWhole.
 template <int kBits, Sharing kSharing, int kBlocks>
 struct Lanes {
   static constexpr bool kWhole = kSharing == Sharing::kWhole,
@@ -26,23 +26,23 @@ struct Lanes {
   static_assert(!kWhole || kBlocks == kMostBlocks);
   static constexpr int kGroups = kHalves ? 2 : 1;  // of a block
   static constexpr int kOctets = kBlocks, kStep = kWhole ? 1 : 4;
-  // Whose scales a lane asks for, and where products with them are added up. Where that is the end of
-  // the unit alone it is no branch: the compiler would move there what asks for the scales.
+  // For how many blocks of a unit a lane requests scales; products are scaled where a group ends. If that is only at
+  // the end of the unit it is no branch: the compiler would move the requests of scales into it.
   static constexpr int kScales = kWhole ? 1 : kBlocks;
   static constexpr bool kEndsOnce = kScales == 1;
-  // An octet side by side has so many words, where it may begin at any byte.
+  // Words that contain an octet which may begin at any byte.
   static constexpr int kUneven = kBits % 4 == 0 ? 0 : kBits % 2 == 0 ? 2 : 3;
   static constexpr int kOctetWords = (kUneven + kBits + 3) / 4;
   static constexpr int kWords = kWhole ? kBits : kOctets * kOctetWords;
 
-  // Of unit u.
+  // This lane's first octet of unit u.
   static __device__ __forceinline__ int first_octet(int u) {
     const int t = threadIdx.x % 4;
     return kWhole ? (u * 4 + t) * 4 : u * 4 * kBlocks + t;
   }
 };
 
-// The blocks of a unit behind which a group ends, a bit each. None of a group that begins past the row.
+// The blocks of a unit after which a group ends, a bit each; none for a group that begins past the row.
 template <typename L>
 struct Ends {
   unsigned bits;
@@ -55,7 +55,7 @@ struct Ends {
   __device__ __forceinline__ bool has(int block) const { return bits >> block & 1; }
 };
 
-// Rows g and g + 8 of a tile: what this lane asks for at once, the octets of a unit and the words
+// Rows g and g + 8 of a tile: what this lane requests at once, which is the octets of a unit and the words
 // around the scales of its groups.
 template <Format kFormat, int kBits, typename L>
 class Rows {
@@ -104,7 +104,7 @@ class Rows {
       }
   }
 
-  // Octet i of row r, with anything above.
+  // Octet i of row r, with anything in the bits above it.
   __device__ __forceinline__ void bits(int i, int r, uint32_t& low, uint32_t& high) const {
     // Whole, an octet begins at byte kBits * i of the words.
     const int from = kWhole ? kBits * i / 4 : L::kOctetWords * i;
@@ -115,7 +115,7 @@ class Rows {
     high = __funnelshift_r(word(1), word(2), shift);
   }
 
-  // Of row r, in the group that ends with block i: y += x * dot(pairs, x) + y * sum(x).
+  // The terms of row r in the group that ends with block i: y += terms.x * dot(pairs, x) + terms.y * sum(x).
   __device__ __forceinline__ float2 terms(int i, int half, int r) const {
     i = kWhole ? 0 : i;
     const int of = group(i, half);
@@ -140,7 +140,7 @@ class Rows {
   __device__ __forceinline__ int last(int octet, int count) const {
     return min(octet, from_.octets - count);
   }
-  // Of block i, or of half of it, for all lanes; whole, of this lane's.
+  // The group of block i, or of a half of it, the same for all lanes; with kWhole, that of this lane's block.
   __device__ __forceinline__ int group(int i, int half) const {
     return from_.group_of(last(L::kHalves ? (octet(i) & ~3) + 2 * half : octet(i), 1));
   }

@@ -9,7 +9,8 @@ namespace jaxgemv::cuda::direct {
 
 constexpr int kTileM = 8;  // rows of x
 
-// An octet of a row, as kParts numbers of Element that add up: exact, and so are products with codes.
+// An octet of a row of x. Each element is the exact sum of kParts numbers of Element, whose products with codes are
+// exact too.
 template <typename X>
 struct Octet16 {
   using Element = X;
@@ -22,7 +23,7 @@ struct Octet16 {
     get_octet({raw, {}}, kDtypeOf<X>, to);
   }
 
-  // Of two mmas: pairs of elements p and p + 4 of the octet, p = 0, 1 and 2, 3.
+  // The B registers of two mmas: pairs of elements p and p + 4 of the octet, p = 0, 1 and then 2, 3.
   __device__ __forceinline__ void pairs(uint32_t (&b)[kParts][2][2]) const {
     b[0][0][0] = __byte_perm(raw.x, raw.z, 0x5410), b[0][0][1] = __byte_perm(raw.x, raw.z, 0x7632);
     b[0][1][0] = __byte_perm(raw.y, raw.w, 0x5410), b[0][1][1] = __byte_perm(raw.y, raw.w, 0x7632);
@@ -45,7 +46,7 @@ struct XOctet<float> {
 
   __device__ __forceinline__ void get(float (&to)[8]) const { get_octet(raw, Dtype::kF32, to); }
 
-  // As Octet16 has it, of eight values.
+  // The same as Octet16::pairs, from eight values.
   static __device__ __forceinline__ void pairs_of(const float (&v)[8],
                                                   uint32_t (&b)[kParts][2][2]) {
 #pragma unroll
@@ -60,14 +61,14 @@ struct XOctet<float> {
   }
 
  private:
-  // What the upper half leaves.
+  // What the upper half, as a bfloat16, leaves of a float32.
   static __device__ __forceinline__ uint32_t rest_of(uint32_t bits) {
     return __float_as_uint(__uint_as_float(bits) - __uint_as_float(bits & 0xffff0000u));
   }
 };
 
-// With a norm x * norm is taken as float32 x is; but of two bfloat16 as what a multiplier rounds and
-// what that leaves, both bfloat16 and exact.
+// With a norm, x * norm is treated as float32 x is (kAny). If both are bfloat16 (kShort), it is the rounded product
+// and what that leaves, both bfloat16 and together exact.
 enum class Norm { kNone, kAny, kShort };
 
 template <typename X, Norm kNorm>
@@ -75,7 +76,7 @@ using SourceOf = XOctet<std::conditional_t<kNorm == Norm::kAny, float, X>>;
 template <typename X, Norm kNorm>
 using ElementOf = typename SourceOf<X, kNorm>::Element;
 
-// What mmas get of an octet, and sums over it: of itself, where dot lies, and of the squares of x.
+// What mmas get of an octet, and sums over it: of x itself, in the lanes where dot lies, and of the squares of x.
 template <typename X, Norm kNorm, bool kHasSum>
 class Operand {
   using Source = SourceOf<X, kNorm>;
@@ -118,7 +119,7 @@ class Operand {
         mma_m16n8k16<Element>(sum, kOnes, kOnes, kOnes, kOnes, b_[i / 2][i % 2]);
   }
 
-  // Adds the product of a part with octets of two rows of weights; `has`: whether this lane's count.
+  // Adds the product of a part with octets of two rows of weights; has: whether this lane's x counts, or is 0.
   __device__ __forceinline__ void multiply(int part, const uint32_t (&a)[2][4], bool has,
                                            float (&to)[4]) const {
 #pragma unroll
@@ -128,7 +129,7 @@ class Operand {
     }
   }
 
-  // Once there is no more: the sums of columns 2 t and 2 t + 1.
+  // At the end of a group: gives each lane the sums of columns 2 t and 2 t + 1.
   static __device__ __forceinline__ void end_sum(float (&sum)[4]) {
     if constexpr (!kHasSum || !kLanesAdd) return;
     const float all = over_row(sum[0]);
@@ -147,7 +148,7 @@ class Operand {
 
   uint32_t b_[kParts][2][2];
 
-  // What lanes (g, t) have of row g, together.
+  // The sum over the four lanes (g, t) of row g.
   static __device__ __forceinline__ float over_row(float v) {
     v += __shfl_xor_sync(~0u, v, 1);
     return v + __shfl_xor_sync(~0u, v, 2);

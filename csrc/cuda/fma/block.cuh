@@ -12,12 +12,12 @@ template <int kBits>
 struct Block {
   uint32_t words[kBits];
 
-  // Of rows of whole blocks.
+  // Loads a block of a row that is whole blocks, and aligned.
   __device__ __forceinline__ void load(const uint32_t* from) {
     load_words<kBits, true>(from, words);
   }
 
-  // At any place, of which `count` words are left of the row; zeros behind it.
+  // Loads a block from any place, with `count` words left in the row; zeros behind these.
   __device__ __forceinline__ void load(const uint32_t* from, int count) {
 #pragma unroll
     for (int i = 0; i < kBits; ++i) words[i] = i < count ? __ldg(from + i) : 0;

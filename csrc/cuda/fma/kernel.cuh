@@ -1,8 +1,8 @@
-// One and two rows of x, in float32 FMAs: every width, any K, groups in multiples of 32. A lane has
-// blocks of 32 codes of kRowsN rows of the weights; the lanes of a warp, or of several, share rows.
+// The kernel for one and two rows of x, in float32 FMAs: every width, any K, groups in multiples of 32. A lane takes
+// blocks of 32 codes of kRowsN rows of the weights; lanes of a warp, or of several warps, share these rows.
 //
-// Of a code: one logic instruction, one subtraction, and an FMA a row of x. What is done to x is done
-// once for all rows of the weights.
+// A code takes one logic instruction, one subtraction, and an FMA for each row of x. What is done to x is done
+// once for the kRowsN rows of the weights.
 #pragma once
 
 #include "../common/codes.cuh"
@@ -26,7 +26,7 @@ struct Params {
   Output output;
 };
 
-// Of kRowsN rows that follow one another, the block of this lane, and then every `step`-th one.
+// This lane's blocks of kRowsN rows that follow one another: the block numbered `block`, and then every `step`-th.
 // kWhole: K is whole blocks, and all is aligned.
 template <int kBits, int kRowsN, bool kWhole>
 struct Rows {
@@ -68,7 +68,7 @@ struct Rows {
     block += step, packed += Index{step} * kBits;
   }
 
-  // Of row r: y += x * dot(q, x) + y * sum(x).
+  // The terms of row r: y += terms.x * dot(q, x) + terms.y * sum(x).
   __device__ __forceinline__ float2 terms(const WeightSource& from, const Raw& raw, int r) const {
     const char *scale = scales + r * apart * from.scale.n_bytes,
                *shift = shifts + r * apart * from.shift.n_bytes;
@@ -77,7 +77,7 @@ struct Rows {
   }
 };
 
-// sums += this lane's part.
+// sums += this lane's part of the products.
 template <int kBits, int kRowsN, int kRowsM, bool kWhole, typename X>
 __device__ __forceinline__ void multiply(const Params& p, int s, int n, const X* const (&x)[kRowsM],
                                          int first, int step, float (&sums)[kRowsN][kRowsM]) {
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_fma(const __grid_cons
   const int lanes = 1 << p.log_lanes, split = 1 << p.log_split;
   const int sets = blockDim.x >> (p.log_lanes + p.log_split);  // of rows, in a CTA
   const int set = (warp >> p.log_split) * (32 >> p.log_lanes) + (lane >> p.log_lanes);
-  // The last set begins early rather than to end late.
+  // The last set of rows begins earlier, rather than reach beyond the last row.
   const int own_n = (blockIdx.x * sets + set) * kRowsN, n = max(min(own_n, p.N - kRowsN), 0);
   const int m0 = blockIdx.z * kRowsM;
   const Index b = blockIdx.y;

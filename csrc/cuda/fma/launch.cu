@@ -7,19 +7,19 @@
 namespace jaxgemv::cuda {
 namespace fma {
 
-// rows_n: of the weights, of a lane.
+// rows_n: rows of the weights that a lane has.
 struct Layout {
   int rows_n, log_lanes, log_split, warps;
 };
 
 // rows_n is `many` where that leaves enough work for all SMs, else `few`. As many lanes share a row as
-// make 15 warps an SM, but no more than there are blocks; fewer, where that leaves fewer of them idle at the end of a
-// row, and half of those warps. (Fitted to all layouts of twenty products on an H200: docs/cuda-notes.md, "One and two
-// rows of any format".)
+// make 15 warps an SM, but no more than a row has blocks; and fewer, where then fewer of them are idle at the end of a
+// row and at least half of those warps remain. (Fitted to all layouts of twenty products on an H200:
+// docs/cuda-notes.md, "One and two rows of any format".)
 Layout layout_of(const Problem& problem, int few, int many, const Device& device) {
   constexpr Index kLanes = 32 * 15, kMost = 32 * kMostWarps;  // of an SM; of a row
   const Index blocks = ceil_div(problem.K, kBlock), most = std::min(blocks, kMost);
-  // float32 x is as much to read as the weights of several rows.
+  // float32 x is as many bytes to read as several rows of the weights.
   const Index least = problem.x == Dtype::kF32 ? 200 : 250;  // lanes of an SM with a block each
   const bool enough = problem.N >= many && problem.N / many * most >= least * device.sms;
   Layout layout{enough ? many : few, 0, 0, 4};
@@ -46,7 +46,7 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   return p;
 }
 
-// Rows of the weights that share what is done to x, where there are enough of them: as many as
+// Rows of the weights in a lane, for which work on x is shared, where there are enough of them: as many as
 // registers allow.
 template <int kBits, int kRowsM>
 inline constexpr int kManyRowsN = kBits > 6 || kRowsM* kBits > 8 ? 2 : 4;

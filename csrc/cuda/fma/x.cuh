@@ -1,4 +1,4 @@
-// Octets of rows of x, straight from memory.
+// Octets, eight elements, of kRowsM rows of x, loaded straight from memory.
 #pragma once
 
 #include "../common/params.cuh"
@@ -10,7 +10,7 @@ class XOctet {
   static constexpr int kWords = kOctet * sizeof(X) / 4;
 
  public:
-  // Elements k to k + 7 of rows that are 16 bytes aligned.
+  // Loads elements k to k + 7 of rows that are aligned to 16 bytes.
   __device__ __forceinline__ void load(const X* const (&rows)[kRowsM], int k) {
 #pragma unroll
     for (int m = 0; m < kRowsM; ++m)
@@ -21,7 +21,7 @@ class XOctet {
       }
   }
 
-  // Of rows at any place, of which `count` elements are left; zeros behind them.
+  // Loads those of rows with any alignment, with `count` elements left; zeros behind these.
   __device__ __forceinline__ void load(const X* const (&rows)[kRowsM], int k, int count) {
 #pragma unroll
     for (int m = 0; m < kRowsM; ++m)

@@ -1,9 +1,9 @@
-// x as operand B of the gemm kernel, in the permutation of k that the weights' octets have: as it is,
-// or rounded to TF32.
+// x as operand B of the gemm kernel, in the permutation of k that the weights' octets have: as it is, or rounded to
+// TF32.
 //
-// A block is of 32 k and all columns of a CTA, granule by granule, in which a column has 16 bytes.
-// Lane t of the products has an octet of codes; register p of its 16-bit operand has two of them, so
-// granule p is x at those of t = 0 .. 3; of TF32 granules 2 p and 2 p + 1.
+// A block has 32 k and all columns of a CTA, granule by granule; a column has 16 bytes in each. Lane t has an octet of
+// codes in operand A, two of them in register p (of 16 bits): granule p is x at these codes of lanes t = 0 .. 3; for
+// TF32 granules 2 p and 2 p + 1 are.
 #pragma once
 
 #include "../common/grid.cuh"
@@ -11,9 +11,9 @@
 
 namespace jaxgemv::cuda::gemm {
 
-constexpr int kRowsOfImage = 8, kBlocksOfImage = 8;  // of x, and blocks, of a CTA that makes it
+constexpr int kRowsOfImage = 8, kBlocksOfImage = 8;  // rows and blocks of a CTA
 
-// How it lies: rows_m rows of x after another, block by block, `blocks` of them.
+// Makes the image: tiles of rows_m rows of x one after another, in each its `blocks` blocks in order.
 template <Format kFormat, int kBits, typename X>
 __global__ void make_image(const Params params, uint8_t* image, int blocks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -15,7 +15,7 @@ namespace jaxgemv::cuda::gemm {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Brings x, stage by stage. One thread.
+// Copies x, stage by stage, in one thread.
 template <typename S>
 __device__ __forceinline__ void bring_x(const Params& params, const Share& own, uint32_t to,
                                         uint32_t full, uint32_t empty) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
   if (warp >= params.across) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
     if (threadIdx.x == 32 * params.across) {
-      wait_for_earlier();  // also without a matrix: this kernel must not end before the first
+      wait_for_earlier();  // also if own.s < 0: this kernel must not end before the one in front
       bring_x<S>(params, own, x, full, empty);
     }
     return;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
     Weights<S> weights(params, own.s, own.cluster / params.m_tiles, warp, 0, own.first_unit,
                        own.last_unit, ring);
     Window<S> window(params, ring);
-    int of_lane[2];  // its rows in a stage
+    int of_lane[2];  // bytes from a stage to its rows
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = lane / 4 + 8 * h;
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
       return weights.scales()[0].terms(window.at, inside, params.groups.of(k) - first_group,
                                        params.scales, params.shift);
     };
-    // Descriptors of x: above 18 bits of an address is the number of a cluster's CTA.
+    // Descriptors of x; the bits of an address above 18 are the number of a CTA in its cluster.
     const uint32_t first_x = static_cast<uint32_t>(own.columns) << 16 | (x & 0x3ffff) >> 4;
     uint32_t full_here = full, x_here = first_x;
     int parity = 0;
-    uint32_t last = 0;  // what tells that the stage before has been used
-    // The quad that begins at k, `words` behind the rows. kWhole: all of it has the same terms.
+    uint32_t last = 0;  // the empty barrier of the stage before
+    // Adds the quad that begins at k, `words` words into the rows. kWhole: all of it has the same terms.
     const auto add_quad = [&]<bool kWhole>(const uint32_t* const(&rows)[2], int words, int k) {
       if constexpr (kWhole) sums.set(terms(k));
 #pragma unroll
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(S::threads(S::kMostGroups), 1)
     sums.finish();
   }
 
-  // All have read what the sums now take the place of.
+  // The sums take the place of rings and x, which all warps have to have read.
   const int consumers = 32 * params.across;
   sync_threads(consumers);
   float* const partial = reinterpret_cast<float*>(shared);

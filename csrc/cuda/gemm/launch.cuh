@@ -53,11 +53,11 @@ class Gemm {
   }
 
  private:
-  // What it takes of the call's scratch is no more than mma_any's image, which it is sized for.
+  // The image takes no more of the call's scratch than mma_any's, which that is sized for.
   static_assert(image::kQuadK * sizeof(X) <= image::kRecordBytes * (S::kWide ? 2 : 1));
 
-  // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a block, at least and for each group of warps, of a
-  // CTA, and of a group of one in a cluster.
+  // Nanoseconds on an H200, roughly (docs/cuda-notes.md): for a block, at least and for each group of warps; for a CTA;
+  // and for each group of a CTA in a cluster.
   static constexpr int kBlockNs = 220, kGroupNs = S::kWide ? 190 : 115;
   static constexpr int kStartNs = 5000, kClusterNs = 500;
 

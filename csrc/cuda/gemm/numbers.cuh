@@ -6,9 +6,9 @@
 
 namespace jaxgemv::cuda::gemm {
 
-// As Decoder has it, but
-//   kEntries       of a table, floats in shared memory
-//   set(..)        to an octet
+// As Decoder has it (formats.cuh), but
+//   kEntries       floats of the table in shared memory
+//   set(..)        takes an octet
 //   pair(p, ..)    its codes code(p, 0) and code(p, 1), times 1 / worth(p)
 template <Format kFormat, int kBits>
 class Numbers;
@@ -51,7 +51,7 @@ class Numbers<kFormat, 8> : public Decoder<kFormat, 8>, public OctetWords {
   }
 };
 
-// Entries for each lane in a bank of its own.
+// A table of 16: each lane has its entries in a bank of its own.
 template <>
 class Numbers<Format::kCodebook, 4> : public Octet<4> {
  public:
@@ -60,7 +60,7 @@ class Numbers<Format::kCodebook, 4> : public Octet<4> {
   static __device__ constexpr float worth(int) { return 1; }
   static __device__ constexpr int code(int p, int e) { return 2 * p + e; }
 
-  // By all threads of a CTA, which then have to wait for each other.
+  // Called by all threads of a CTA, which then have to synchronize.
   static __device__ __forceinline__ void make_table(const Param& from, Index s, float* to) {
     for (int i = threadIdx.x; i < kEntries; i += blockDim.x) to[i] = cuda::load(from, s, i / 32, 0);
   }
@@ -68,7 +68,7 @@ class Numbers<Format::kCodebook, 4> : public Octet<4> {
   __device__ __forceinline__ void set(uint32_t low, uint32_t) { codes_ = low; }
   __device__ __forceinline__ float2 pair(int p, const float* table) const {
     const auto entry = [&](int i) {
-      const uint32_t at = i < 2 ? codes_ << (7 - 4 * i) : codes_ >> (4 * i - 7);  // of 128 bytes
+      const uint32_t at = i < 2 ? codes_ << (7 - 4 * i) : codes_ >> (4 * i - 7);  // times 128 bytes
       return *reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(table) +
                                              ((at & 0x780) | threadIdx.x % 32 * 4));
     };

@@ -20,12 +20,12 @@ struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, 2> {
   static constexpr bool kWide = sizeof(X) == 4;
   static constexpr int kColumns = 128;   // rows of x
   static constexpr int kMostGroups = 4;  // of four warps, 64 rows of the weights each
-  static constexpr float kWorth = 1;     // of a sum
+  static constexpr float kWorth = 1;     // factor of a sum
   static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr bool kKeepsPlace = false;
-  // Of the 64 K of all, which threads have evenly at first.
+  // Registers per thread, of the 64 K of all threads, which these have evenly at first.
   static constexpr int kRegisters = 112, kRegistersOfCopies = 24;
-  // Of x: what a stage has, in which a column's part of a block lies in granules of 16 bytes.
+  // Stages of x, of kStageBlocks blocks each; a column's part of a block is kGranules granules of 16 bytes.
   static constexpr int kStageBlocks = kWide ? 2 : 4, kXStages = 3;
   static constexpr int kGranules = kBlockK * sizeof(X) / 16;
   static constexpr int kXStageBytes = kStageBlocks * kGranules * kColumns * 16;
@@ -62,16 +62,16 @@ class Sums {
     }
   }
 
-  // Adds the products of block j of the quad whose codes begin `words` behind both rows of this lane.
-  // x: of the block, as the low half of a descriptor of operand B without a swizzle: there 8 columns of
-  // 16 bytes are 128, and the next k are a granule on. y is theirs until finish(). when_done() is called when
-  // products but those of the last S::kPending blocks have ended.
-  // Behind the end of a row weights are shifts, which meet zeros of x: with one that float16 cannot
-  // hold, of a scale of 250 or more, the result is NaN.
+  // Adds the products of block j of the quad whose codes begin `words` words into both rows of this lane. x: the low
+  // half of the block's descriptor as operand B, not swizzled: 8 columns of 16 bytes are 128 bytes, and the next k are
+  // a granule further on. The products own y until finish(). when_done() is called when products but those of the last
+  // S::kPending blocks have ended.
+  // Behind the end of a row weights are shifts, which meet zeros of x: if float16 cannot hold one, with a scale of 250
+  // or more, the result is NaN.
   template <bool kRuns>
   __device__ __forceinline__ void add(const uint32_t* const (&rows)[2], int words, int j,
                                       uint32_t x, int columns, auto&& when_done) {
-    // Of a block, two steps each; codes are loaded again for the second.
+    // Parts of a block, two steps each; codes are loaded again for the second.
     constexpr int kParts = S::kWide ? 2 : 1;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -100,7 +100,7 @@ class Sums {
             else
               a[step][2 * i + h] = rounded_pair<X>(w[0], w[1]);
           }
-      // Before any of the products: else ptxas lets them wait for one another.
+      // Operand A is complete before any of the products: else ptxas lets them wait for one another.
 #pragma unroll
       for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
       wgmma_fence();

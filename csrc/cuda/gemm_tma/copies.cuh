@@ -1,4 +1,4 @@
-// What one thread asks for: codes and x from memory, and what the other CTA of a pair lacks.
+// Copies that single threads issue: codes and x from memory, and decoded weights to the other CTA of a pair.
 #pragma once
 
 #include "shape.cuh"
@@ -7,7 +7,7 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Asks for codes and x, by one thread. Not one that decodes: fence_proxy() would wait for its copies.
+// Issues the copies of codes and x, in one thread. Not one that decodes: its fence_proxy() would wait for the copies.
 template <typename S>
 class Bringer {
  public:
@@ -33,8 +33,8 @@ class Bringer {
 #pragma unroll 1
     for (int i = 0; i < S::kStages; ++i) ask_for_x();
   }
-  // When stage i of a tile is being multiplied, so that it has been decoded; a warp that multiplies asks for x two
-  // stages late, when all others have used what that takes the place of.
+  // Called when stage i of a tile is being multiplied, so that it has been decoded. A warp that multiplies asks for x
+  // two stages late, when all others have used the stage that this overwrites.
   __device__ __forceinline__ void next(int i) {
     if (S::kBrings || late_ == 2)
       ask_for_x();
@@ -49,7 +49,7 @@ class Bringer {
   const CUtensorMap &weights_, &x_;
   const Barriers<S>& barriers_;
   const uint32_t shared_;
-  const int stages_, entry_, byte_, x_bytes_;  // of x, and of what the other of a pair sends
+  const int stages_, entry_, byte_, x_bytes_;  // bytes of x, and from the other CTA
   Cursor<S> box_, of_x_;
   int slot_ = 0, round_ = 0, x_round_ = 0, late_ = 0;
 
@@ -80,7 +80,8 @@ class Bringer {
   }
 };
 
-// Sends what this CTA has decoded of a stage to the other of its pair, by one thread that does not decode, as above.
+// Sends what this CTA has decoded of a stage to the other of its pair, in one thread that does not decode (see
+// Bringer).
 template <typename S>
 class Sender {
  public:
@@ -104,7 +105,7 @@ class Sender {
     ++sent_;
     if (++stage_ == own_.rounded()) stage_ = 0;
   }
-  // Sends what there is, so that `count` have been sent in all.
+  // Sends the next stage if it has been decoded; waits for that while fewer than `count` have been sent.
   __device__ __forceinline__ void send_up_to(int count) { send(sent_ < count); }
   __device__ __forceinline__ void tell_empty(int stage) const {
     arrive_there(barriers_.empty(stage) + there_);
@@ -115,7 +116,7 @@ class Sender {
   const Barriers<S>& barriers_;
   const uint32_t there_, from_;
   const int all_;
-  int sent_ = 0, stage_ = 0;  // of all tiles, and of this one
+  int sent_ = 0, stage_ = 0;  // stages of all tiles, and of this one
 };
 
 #endif

@@ -1,4 +1,4 @@
-// Weights, from codes to operand A in shared memory. A thread has a row.
+// Weights, from codes to operand A in shared memory. A thread decodes a row.
 #pragma once
 
 #include "e2m1_row.cuh"
@@ -8,7 +8,7 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The codes of a stage, as words: of a row of the box, from byte `first` of it.
+// Loads the codes of a stage, as words, from byte `first` of a row of the box on.
 template <typename S>
 __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_t swizzle,
                                            uint32_t (&words)[S::kStageRowBytes / 4]) {
@@ -25,14 +25,15 @@ __device__ __forceinline__ void load_codes(uint32_t row, uint32_t first, uint32_
   }
 }
 
-// The turns of this warp, in all tiles. row_of(n): what a thread decodes of a tile, as in rounded_row.cuh.
+// Decodes in this warp's turns, in all tiles. row_of(n): row n of the weights, of which a thread decodes one per tile,
+// as in rounded_row.cuh.
 template <typename S, typename RowOf>
 __device__ __forceinline__ void decode(const Params& params, const Work<S>& own, uint32_t shared,
                                        const Barriers<S>& barriers, RowOf&& row_of) {
   const int warp = uniform(threadIdx.x / 32) - S::kConsumers, lane = threadIdx.x % 32;
   const int turns = own.turns(), turn = warp / own.warps(), step = turns * kTurnStages;
   const int box_bytes = own.box_bytes(), slots = own.slots(), rounded = own.rounded();
-  // Of operand A, so that eight lanes meet different banks there and in the box.
+  // The row of operand A is permuted so that eight lanes meet different banks there and in the box.
   const int i = static_cast<int>(threadIdx.x) % own.rows(), row = own.first() + (i ^ (i & 4) << 1);
   const int row_of_tile = row_of_operand(row), row_of_box = row_of_tile - own.first();
   const uint32_t swizzle = row % 8 * 16, box_swizzle = row_of_box % 8 * 16;

@@ -9,12 +9,12 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Whether a table of Numbers is E2M1. By a whole warp.
+// Whether a table of Numbers is E2M1. Called by a whole warp.
 __device__ __forceinline__ bool is_e2m1(const float* table) {
   return factor_of_e2m1(table[threadIdx.x % 16 * 32]) == 1;
 }
 
-// Row n of matrix s, as RoundedRow. X: half or bfloat16.
+// Row n of matrix s, with the interface of RoundedRow. X: half or bfloat16.
 template <typename X>
 class E2M1Row {
   static constexpr bool kIsHalf = std::is_same_v<X, __half>;
@@ -30,7 +30,7 @@ class E2M1Row {
 
   __device__ __forceinline__ void ask(int k) {
     const int first = k * scales_.bytes / kQuadK;
-    // What lies behind a row meets zeros of x: any number will do.
+    // Codes behind the end of a row meet zeros of x: any scale will do.
     asked_[0] = asked_[1] = kAnyNumbers;
     if (scales_.piece == 4) {
       if (first < row_bytes_) asked_[0] = at<uint32_t>(first);
@@ -64,10 +64,11 @@ class E2M1Row {
     uint32_t w[4];
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      // Byte p of both words above the middle of each half: a code is its upper four bits.
+      // Twice byte p of codes << 4 in the low half, of codes in the high half: the upper four bits of a half are a
+      // code.
       const uint32_t codes_of_pair =
           __byte_perm(codes << 4, codes, p | p << 4 | (4 + p) << 8 | (4 + p) << 12);
-      // Where X has sign, exponent and the first bit of the mantissa these are the number times 1 / kUp.
+      // Put where X has sign, exponent and the first bit of the mantissa, codes are the number times 1 / kUp.
       constexpr uint32_t kSigns = 0x80008000u, kMask = kIsHalf ? 0x8e008e00u : 0x81c081c0u;
       const uint32_t shifted = codes_of_pair >> (kIsHalf ? 3 : 6);
       w[p] = ((codes_of_pair & kSigns) | (shifted & ~kSigns)) & kMask;
@@ -88,7 +89,8 @@ class E2M1Row {
   }
 
  private:
-  // 2^14 or 2^126, in both halves; bytes of e8m0 that are normal numbers of X, for which a product is right.
+  // kUp: 2^14 or 2^126, in both halves. Least and largest byte of e8m0 that is a normal number of X, for which a
+  // product is right.
   static constexpr uint32_t kUp = kIsHalf ? 0x74007400u : 0x7e807e80u;
   static constexpr uint32_t kLeastPower = kIsHalf ? 127 - 14 : 1,
                             kLargestPower = kIsHalf ? 127 + 15 : 254;
@@ -113,7 +115,7 @@ class E2M1Row {
     const float number = __low2float(half2_of(half));
     return rounded_pair<X>(number, number);
   }
-  // Of pairs; not by __hmul2, whose numbers of bfloat16 come apart beside a branch.
+  // The product of pairs; not by __hmul2, whose numbers of bfloat16 come apart beside a branch.
   static __device__ __forceinline__ uint32_t product(uint32_t a, uint32_t b) {
     uint32_t pair;
     if constexpr (kIsHalf)

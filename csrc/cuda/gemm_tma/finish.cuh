@@ -1,4 +1,4 @@
-// From the sums of the gemm_tma kernel to y.
+// The epilogue of the gemm_tma kernel: from sums to y.
 #pragma once
 
 #include "../image/fours.cuh"
@@ -30,11 +30,11 @@ class Results {
     to_ = static_cast<X*>(params.output.y) + (rows_.first_row + column_) * params.width + n_;
   }
 
-  // Where the results of octet p go, and those of the next one.
+  // Where the results of octet p go, and how far it is to those of the next one.
   __device__ __forceinline__ X* at(int p) const { return to_ + p * step(); }
   __device__ __forceinline__ Index step() const { return 8 * Index{params_.width}; }
 
-  // Of octet p, where y is of X and has an even number a row: a warp writes whole sectors of 32 bytes.
+  // Writes octet p where y has dtype X and an even number of elements per row: a warp writes whole sectors of 32 bytes.
   __device__ __forceinline__ void put_pairs(int p, X* to, const float4& v) const {
     if (8 * p < columns_) put_pair(to, v.x, v.z);
     if (8 * p + 1 < columns_) put_pair(to + params_.width, v.y, v.w);
@@ -55,7 +55,7 @@ class Results {
   const RowsOfX rows_;
   const int n_, column_;
   float bias_[2], worth_[2];
-  int columns_;  // that are left from this lane's first one
+  int columns_;  // columns left from this lane's first one
   X* to_;
 
   __device__ __forceinline__ float result(float sum, int r) const {
@@ -69,7 +69,7 @@ class Results {
   }
 };
 
-// packs: y is of X, and has an even number a row.
+// packs: y has dtype X, and an even number of elements per row.
 template <typename S, typename X, int kCount>
 __device__ __forceinline__ void put_octets(const Params& params, const Work<S>& own,
                                            const Tile& tile, const float (&y)[kCount],
@@ -84,7 +84,8 @@ __device__ __forceinline__ void put_octets(const Params& params, const Work<S>& 
       results.put_pairs(p, to, {y[4 * p], y[4 * p + 1], y[4 * p + 2], y[4 * p + 3]});
     return;
   }
-  // All have read what the sums now take the place of; a CTA of the cluster adds up a share of the octets.
+  // The sums take the place of the stages, which all have to have read; a CTA of the cluster adds up a share of the
+  // octets.
   own.ctas > 1 ? sync_cluster() : sync_threads(kThreads);
   const int share =  // anew: no register for it through the loop
       kept(static_cast<int>(blockIdx.x)) / own.ctas % params.ranks;
@@ -100,7 +101,7 @@ __device__ __forceinline__ void put_octets(const Params& params, const Work<S>& 
     float4 sum[2] = {};
 #pragma unroll 1
     for (int rank = 0; rank < params.ranks; rank += kAtOnce) {
-      float4 some[2][kAtOnce];  // all are asked for before the first is there
+      float4 some[2][kAtOnce];  // all loads are issued before one is used
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll

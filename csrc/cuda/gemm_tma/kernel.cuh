@@ -16,12 +16,12 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Rows of 128 bytes, swizzled, as operand A or B: eight of them are 1024 bytes.
+// The descriptor of operand A or B: rows of 128 bytes, swizzled; eight of them are 1024 bytes.
 __device__ __forceinline__ uint64_t descriptor(uint32_t at) {
   return uint64_t{1} << 62 | uint64_t{64} << 32 | uint64_t{1} << 16 | (at & 0x3ffff) >> 4;
 }
 
-// What a warp that multiplies has from one tile to the next.
+// What a warp that multiplies keeps from one tile to the next.
 template <typename S, typename X>
 class Multiplier {
  public:
@@ -42,7 +42,7 @@ class Multiplier {
     if (brings_) bringer_.begin();
   }
 
-  // All of K that this CTA has, for one tile.
+  // Multiplies all of K that this CTA has, for one tile.
   __device__ __forceinline__ void multiply(float (&y)[S::kColumns / 2]) {
     // Two of a stage's four products are on their way whenever something else is done.
     const auto add = [&](int stage, int first) {
@@ -77,7 +77,7 @@ class Multiplier {
     wgmma_wait<0>();
     wgmma_done(y);
     if (stages > 0) used((kept(stages) - 1) % S::kStages);
-    // What is behind K until the next tile may begin.
+    // Empty stages behind K, up to where the next tile may begin.
 #pragma unroll 1
     for (int stage = stages; stage < rounded_; ++stage) {
       wait(barriers_.full(stage % S::kStages), (done_ + stage) / S::kStages % 2);
@@ -104,7 +104,7 @@ class Multiplier {
     arrive(barriers_.empty(stage));
     if (paired_) sender_.tell_empty(stage);
   }
-  // Behind stage i of the tile.
+  // Called behind stage i of the tile.
   __device__ __forceinline__ void go_on(int i) {
     if (S::kBrings) return;
     if (brings_) bringer_.next(i);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                   bool packs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using C = typename S::C;
-  extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
+  extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle needs it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float table[C::kEntries > 0 ? C::kEntries : 1];
   wait_for_earlier();
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                   [&](int n) { return RoundedRow<S, X, false>(params, own.s, n, loads, table); });
   }
   if (S::kPairs) setmaxnreg_inc<200>();
-  // Of use to the first thread, or none.
+  // Used by the first thread, or by none (S::kBrings).
   Bringer<S> bringer(params, own, weights, x, shared, barriers);
   Multiplier<S, X> multiplier(params, own, shared, barriers, &bringer);
   own.each_tile(params, [&](const Tile& tile) {

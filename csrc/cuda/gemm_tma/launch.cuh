@@ -35,15 +35,15 @@ class GemmTma {
  private:
   static constexpr Index kChunk = 16 / sizeof(X);  // numbers that are 16 bytes
 
-  // Rows of x of a CTA, CTAs that decode for each other, CTAs that share K, and how many such clusters there may be at
-  // once; 0: none can.
+  // Rows of x of a CTA (columns), CTAs that decode for each other (pair), CTAs that share K (ranks; 0: none can), and
+  // how many such clusters there may be at once.
   struct Plan {
     int columns = 0, pair = 1, ranks = 0, clusters = 0;
     Index ns = std::numeric_limits<Index>::max();
   };
 
-  // Nanoseconds on an H200, int4 in groups of 128 ("Decoded by warps of their own" in docs/cuda-notes.md): of a stage,
-  // of a CTA, of its further tiles, and more of one that shares K.
+  // Nanoseconds on an H200, int4 in groups of 128 ("Decoded by warps of their own" in docs/cuda-notes.md): for a stage,
+  // for a CTA, for each of its further tiles, and what sharing K adds.
   template <int kColumns>
   static void consider(const Problem& problem, const Device& device, int pair, Plan* best) {
     using S = gemm_tma::Shape<kFormat, kBits, X, kColumns>;
@@ -76,7 +76,7 @@ class GemmTma {
     return best;
   }
 
-  // For tables of 16, E2M1 or not, with scales that E2M1Row could load.
+  // How E2M1Row could load the scales of a table of 16, E2M1 or not.
   static gemm_tma::QuadScales quad_scales(const Problem& problem, const Operands& operands) {
     constexpr bool kMayBeE2M1 = kFormat == Format::kCodebook && kBits == 4 && sizeof(X) == 2;
     const Param& scale = operands.scale;
@@ -89,7 +89,7 @@ class GemmTma {
     return {};
   }
 
-  // Groups of 128 and more are a load a turn, which takes no longer than to know whether there is one.
+  // Groups of 128 and more take a load per turn, which is no slower than to find out whether one is needed.
   template <typename S>
   static gemm_tma::Loads loads_of(const Problem& problem, const Operands& operands,
                                   const image::Groups& groups) {
@@ -123,7 +123,7 @@ class GemmTma {
     if (status != cudaSuccess) return status;
     const bool packs =
         p.output.dtype == kDtypeOf<X> && p.width % 2 == 0 && is_aligned(p.output.y, 2 * sizeof(X));
-    // Results that are put together in shared memory need the place of the next tile.
+    // Results that are added up in shared memory need the place of the next tile: then each CTA has one tile only.
     const Index tiles_of_all = Index{p.tiles} * p.m_tiles;
     const Index running = packs && p.ranks == 1
                               ? std::clamp<Index>(plan.clusters / problem.batch, 1, tiles_of_all)

@@ -7,7 +7,7 @@ namespace jaxgemv::cuda::gemm_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Octet `octet` of a stage, rounded, into a row of operand A that has `swizzle`.
+// Rounds octet `octet` of a stage and stores it in a row of operand A that has `swizzle`.
 template <typename X>
 __device__ __forceinline__ void store_octet(uint32_t row, int octet, uint32_t swizzle,
                                             const float (&w)[8]) {
@@ -29,7 +29,7 @@ class RoundedRow {
   static constexpr int kMost = RowOfScales<S, kMany>::kMost;
 
  public:
-  static constexpr bool kHasAlikeStages = !kMany;  // for which there need be no code twice
+  static constexpr bool kHasAlikeStages = !kMany;  // then one loop body serves all stages of a turn
 
   __device__ __forceinline__ RoundedRow(const Params& params, int s, int n, const Loads& loads,
                                         const float* table)
@@ -49,7 +49,7 @@ class RoundedRow {
     scales_.take(k, f_);
     if constexpr (C::kHasShift) shifts_.take(k, c_);
   }
-  // Octet `octet` of the turn, in its place of its stage, whose row of operand A begins at `row`.
+  // Decodes octet `octet` of the turn into its stage, where this thread's row of operand A begins at `row`.
   __device__ __forceinline__ void put(int octet, uint32_t low, uint32_t high, uint32_t row,
                                       uint32_t swizzle) {
     const int slot = kMany ? octet * 8 / S::kSlotK : 0;

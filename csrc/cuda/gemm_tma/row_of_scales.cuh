@@ -1,4 +1,4 @@
-// Scales, or shifts, of a row of weights, a turn of decoding after another.
+// Scales, or shifts, of a row of weights, for one turn of decoding after another.
 #pragma once
 
 #include "shape.cuh"
@@ -8,12 +8,12 @@ namespace jaxgemv::cuda::gemm_tma {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // A load takes the cache 32 cycles, since each lane's row is another line, and shared memory waits for it: so where
-// that can be, the 8 bytes that have all of a turn are asked for at once. kMany: a turn may have several groups.
+// possible, the 8 bytes with all scales of a turn are loaded at once. kMany: a turn may have several groups.
 template <typename S, bool kMany>
 class RowOfScales {
  public:
   static constexpr int kMost = kMany ? S::kTurnK / S::kSlotK : 1;  // slots of a turn
-  static constexpr int kSecond = kMany ? 1 : 0;  // of two words, where there may be
+  static constexpr int kSecond = kMany ? 1 : 0;  // index of the second of two words, if any
 
   __device__ __forceinline__ RowOfScales(const Params& params, const ScaleSource& source, int s,
                                          int n, int step, bool by_eights)
@@ -38,7 +38,7 @@ class RowOfScales {
       });
     });
   }
-  // Of the turn that has been asked for and begins with weight k: to[i] for each slot i that begins a group.
+  // Takes the turn that has been asked for and begins with weight k: to[i] for each slot i that begins a group.
   __device__ __forceinline__ void take(int k, float (&to)[kMost]) const {
     if (!by_eights_)
       return with_type(
@@ -82,7 +82,7 @@ class RowOfScales {
     if constexpr (sizeof(Number) == 4) return __uint_as_float(bits);
     return float_of_bits(bits, dtype_);
   }
-  // use(i, j), for slots i that begin a group, of which it is the j-th.
+  // Calls use(i, j) for each slot i that begins a group, the j-th of these.
   template <typename Use>
   __device__ __forceinline__ void each(Use&& use) const {
     if (!kMany) return use(0, 0);

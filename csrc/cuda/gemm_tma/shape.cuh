@@ -11,9 +11,9 @@ namespace jaxgemv::cuda::gemm_tma {
 using namespace hopper;
 using namespace image;
 
-constexpr int kTileRows = 128;         // of the weights, of a CTA
-constexpr int kTurnStages = 2;         // that a warp decodes in a turn
-constexpr int kXAt = kTileRows * 128;  // of a stage, behind the weights
+constexpr int kTileRows = 128;         // rows of the weights in a tile
+constexpr int kTurnStages = 2;         // stages that a warp decodes in a turn
+constexpr int kXAt = kTileRows * 128;  // x in a stage, behind the weights
 
 // For up to kMostColumns rows of x, 128 or 256. X: of x and of the rounded weights; float is TF32.
 template <Format kFormat, int kWidth, typename X, int kMostColumns>
@@ -21,12 +21,12 @@ struct Shape {
   static constexpr int kBits = kWidth;
   using C = gemm::Numbers<kFormat, kBits>;
   static constexpr int kColumns = kMostColumns;
-  // Of a quad, with terms of their own: groups of 32 codes and more, and of tables of 16.
+  // Slots of a quad with terms of their own, at most: of 32 codes, or of 16 for tables.
   static constexpr int kMostSlots = C::kEntries > 0 ? 8 : 4, kSlotK = kQuadK / kMostSlots;
   static constexpr int kStageK = 128 / sizeof(X);  // 128 bytes of a row, as the swizzle has it
   static constexpr int kTurnK = kTurnStages * kStageK;
-  // Warps that multiply, 64 rows each four; then those that decode, in groups of four that take turns; then one
-  // that asks for weights and x. For 256 columns there are no registers for that one, nor for a second turn.
+  // Warps that multiply, 64 rows for every four; then those that decode, in groups of four that take turns; then one
+  // that asks for weights and x. With 256 columns there are no registers for that one, nor for a second group.
   static constexpr bool kBrings = kColumns <= 128;
   static constexpr int kConsumers = 8, kTurns = kBrings ? 2 : 1, kDecoders = 4 * kTurns;
   static constexpr int kThreads = 32 * (kConsumers + kDecoders + kBrings);
@@ -39,21 +39,21 @@ struct Shape {
   static constexpr int kRowBytes = kUnitK * kBits / 8, kBoxBytes = kTileRows * kRowBytes;
   // Whether two CTAs of a cluster may decode half of a tile each, for both.
   static constexpr bool kPairs = !kBrings;
-  static constexpr int kSlots = kBrings ? 4 : 2;        // twice as many of half as many rows
+  static constexpr int kSlots = kBrings ? 4 : 2;        // in a pair twice as many, of half the rows
   static constexpr int kBoxes = kStages * kStageBytes;  // where they begin
   static constexpr int kSharedBytes = kBoxes + kSlots * kBoxBytes;
 };
 
-// Rows of x that each CTA of a pair asks for, of rows_m that they have together: whole eights, as the swizzle has them.
-// Behind these a stage holds anything, of which columns come that nobody stores.
+// Rows of x that each CTA of a pair asks for, of rows_m that they have together: whole eights, as the swizzle needs
+// them. Behind these a stage holds anything, which makes columns that nobody stores.
 JAXGEMV_HD constexpr int rows_of_x(int rows_m, int pair) {
   return ((rows_m + pair - 1) / pair + 7) & ~7;
 }
 
-// The row of a tile of the weights that is row i of operand A: a lane's sums, of rows g and g + 8 of 16, are neighbours.
+// The row of a tile of the weights that is row i of operand A: a lane's sums, rows g and g + 8 of 16, are neighbours.
 JAXGEMV_HD constexpr int row_of_operand(int i) { return (i & ~15) | i % 8 * 2 | i / 8 % 2; }
 
-// How a thread loads scales, [0], and shifts. step: slots from one that begins a group to the next; by_eights:
+// How a thread loads scales, [0], and shifts, [1]. step: slots from one that begins a group to the next; by_eights:
 // whether the 8 bytes that have all of a turn may be loaded at once.
 struct Loads {
   int step;
@@ -78,11 +78,11 @@ struct RowsOfX {
   Index first_row;
 };
 
-// What a CTA has of the work: its tiles, which follow one another, units of K, and of the weights what it decodes. Two
+// A CTA's share of the work: its tiles, one after another, its units of K, and the weights that it decodes. Two CTAs
 // that have the same weights and share of K may be a pair.
 template <typename S>
 struct Work : Share {
-  int ctas = 1, half = 0;  // of the pair
+  int ctas = 1, half = 0;  // CTAs of the pair, and which this is
   int first_stage, stages;
   int step;  // from one tile to the next
 
@@ -94,7 +94,7 @@ struct Work : Share {
     stages = s < 0 ? 0 : min(last_unit * S::kBoxStages, all) - first_stage;
     step = over(static_cast<int>(gridDim.x), params.ranks * ctas);
   }
-  // Stages with those behind K, which have nothing in them: a tile begins where a round of stages and of boxes does.
+  // Stages of a tile, with empty ones behind K: a tile begins where a round of stages and of boxes does.
   __device__ __forceinline__ int rounded() const {
     return (stages + S::kRoundStages - 1) / S::kRoundStages * S::kRoundStages;
   }
@@ -104,19 +104,20 @@ struct Work : Share {
     const int M = max(min(min(params.M, begin + params.rows_m) - m0, rows), 0);
     return {m0, M, Index{blockIdx.y} * params.M + m0};
   }
-  // Of all its tiles.
+  // The stages of all its tiles.
   __device__ __forceinline__ int all_stages(const Params& params) const {
     const int left = params.tiles * params.m_tiles - cluster;
     return left > 0 ? rounded() * over(left + step - 1, step) : 0;
   }
-  // use(tile), for each of this CTA.
+  // Calls use(tile) for each tile of this CTA.
   template <typename Use>
   __device__ __forceinline__ void each_tile(const Params& params, Use&& use) const {
 #pragma unroll 1
     for (int i = cluster; i < params.tiles * params.m_tiles; i += step)
       use(tile_of(i, params.m_tiles));
   }
-  // Rows of the weights to decode, from which of the tile's on; by so many warps, in so many turns.
+  // rows(), first(): the rows of a tile's weights that this CTA decodes; warps(): how many warps decode a turn;
+  // turns(): how many such groups of warps there are.
   __device__ __forceinline__ int rows() const { return kTileRows / ctas; }
   __device__ __forceinline__ int first() const { return half * rows(); }
   __device__ __forceinline__ int warps() const { return 4 / ctas; }
@@ -127,13 +128,14 @@ struct Work : Share {
     const int number = over(i, m_tiles);
     return {number, i - number * m_tiles};
   }
-  // The cluster's number of the CTA that has share `rank` of K of the same result, and of the other one of this pair.
+  // The rank in the cluster of the CTA that has share `rank` of K of the same result; and of the other CTA of this
+  // pair.
   __device__ __forceinline__ int of(int rank) const { return rank * ctas + half; }
   __device__ __forceinline__ int other() const { return rank * ctas + 1 - half; }
 };
 
-// A tile and a stage in it, of all that one thread asks for, in turn. By additions, as divisions would take longer than
-// what they are for.
+// Where the thread that issues copies is: a tile, and a stage in it. It moves by additions, as divisions would take
+// longer than what they are for.
 template <typename S>
 class Cursor {
  public:
@@ -146,7 +148,7 @@ class Cursor {
   __device__ __forceinline__ bool is_over() const { return tile_.number >= tiles_; }
   __device__ __forceinline__ const Tile& tile() const { return tile_; }
   __device__ __forceinline__ int stage() const { return stage_; }
-  // By so many stages, which end where a tile does.
+  // Moves on by `stages` stages; a tile, of `of_tile` stages, ends with such a step.
   __device__ __forceinline__ void go_on(int stages, int of_tile) {
     stage_ += stages;
     if (stage_ < of_tile) return;
@@ -161,8 +163,8 @@ class Cursor {
   int stage_ = 0;
 };
 
-// When a stage has been decoded and x is there, and when it has been used; when a box is there, and has been read; and
-// when this CTA has decoded what it has of a stage. A pair uses a stage together.
+// full, empty: when a stage has been decoded and x is there, and when it has been used. came, read: when a box is
+// there, and has been read. decoded: when this CTA has decoded what it has of a stage. A pair uses a stage together.
 template <typename S>
 struct Barriers {
   static constexpr int kSlots = S::kSlots * (S::kPairs ? 2 : 1);

@@ -12,12 +12,12 @@ __device__ __forceinline__ void add4(float4& to, const float4& v) {
   to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
 }
 
-// Four results of a row of x: what stands behind their sums, `up` being those of a gated activation's second half.
+// The epilogue of four results of a row of x; `up`: the sums of a gated activation's second half.
 __device__ __forceinline__ void put_four(const Output& output, Index at, float4 sum, float4 up) {
   float residual[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) residual[i] = residual_of(output, at + i);
-  // One after another, since the code of all activations is long.
+  // A loop and not unrolled, since the code of all activations is long.
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const float y = finished(output, sum.x, up.x, residual[0]);
@@ -27,15 +27,15 @@ __device__ __forceinline__ void put_four(const Output& output, Index at, float4 
   store4(output.y, output.dtype, at, sum);
 }
 
-// What a thread does that takes four rows of the weights, and of x every `step`th row from `first` on. kParts: whether
-// there may be a norm, an activation or a residual.
+// The results of a thread: four rows of the weights, and every `step`th row of x from `first` on. kParts: whether there
+// may be a norm, an activation or a residual.
 template <typename S, bool kParts>
 class Fours {
  public:
   const int first, step;
   const bool gated;
 
-  // `four`: of the `fours` of a tile.
+  // `four`: which four rows of the weights, of the `fours` in a tile.
   __device__ __forceinline__ Fours(const Params& params, const Share& own, int tile, int fours,
                                    int four, int first, int step)
       : first(first),
@@ -47,12 +47,13 @@ class Fours {
         row_(gated ? four / 2 * kTileN + four % 2 * 4 : four * 4),
         n_((tile * fours + four) * 4) {}
 
-  // Where the sums of row m of x are, of the first share of K that this CTA has; and how far it is to the next row's.
+  // at(): where the sums of row m of x lie, in this CTA's first share of K; next(): how far it is to this thread's next
+  // row.
   __device__ __forceinline__ float* at(float* partial, int m) const {
     return partial + sums_.of(0, m * params_.parts, row_);
   }
   __device__ __forceinline__ int next() const { return step * params_.parts * sums_.pitch; }
-  // Those of all shares, of the results or of what they are gated by.
+  // The sums over all shares of K, of the results or (of_up) of what they are gated by.
   __device__ __forceinline__ float4 of_shares(const float* from, bool of_up) const {
     if (of_up) from += kPair;
     const auto columns = [&] {
@@ -66,8 +67,8 @@ class Fours {
     return sum;
   }
 
-  // use(put), where put(at, factor, sum(of_up)) writes four results to y[at], of which sum() is what the weights came
-  // to. factor: of the norm.
+  // Calls use(put), where put(at, factor, sum) writes four results to y[at]: sum(of_up) is the products' sum so far,
+  // and factor the norm's.
   template <typename Use>
   __device__ __forceinline__ void with_put(Use&& use) const {
     if (n_ >= params_.width) return;
@@ -87,7 +88,7 @@ class Fours {
         put_four(params_.output, at, result, gated ? total(true, of_up) : float4{1, 1, 1, 1});
     });
   }
-  // Where in y the results of row m of x are, and how far it is to the next row's.
+  // Where in y the results of row m of x are, and how far it is to this thread's next row.
   __device__ __forceinline__ Index of_y(int m) const {
     return (own_.first_row + m) * params_.width + n_;
   }
@@ -119,12 +120,12 @@ class Fours {
   }
 };
 
-// What put_results does of a product alone, where rows of y are whole fours of results. (Part of put_results, this made
-// wgmma_any's kernels of tables keep registers in memory.)
+// put_results for a product alone, where rows of y are whole fours of results. (As a part of put_results, this made
+// wgmma_any's kernels of tables spill registers.)
 template <typename S>
 __device__ __forceinline__ void put_fours(const Params& params, const Share& own, int tile,
                                           float* partial, int threads) {
-  // A divisor of the threads: all fours of a thread are of the same rows of the weights.
+  // Divides the number of threads, so that all fours of a thread are of the same rows of the weights.
   const int fours = params.across * S::kRows / 4, thread = threadIdx.x;
   const Fours<S, false> mine(params, own, tile, fours, thread % fours, thread / fours,
                              threads / fours);
@@ -141,7 +142,7 @@ __device__ __forceinline__ void put_fours(const Params& params, const Share& own
     float4 sum{};
 #pragma unroll 1
     for (int first = 0; first < params.ranks; first += kAtOnce) {
-      float4 of_rank[kAtOnce];  // all are asked for before the first is there
+      float4 of_rank[kAtOnce];  // all loads are issued before one is used
 #pragma unroll
       for (int r = 0; r < kAtOnce; ++r)
         of_rank[r] = first + r < params.ranks ? load4_of_rank(from, first + r) : float4{};

@@ -1,13 +1,12 @@
-// x as operand B of the mma_any and wgmma_any kernels: its image, which CTAs that meet few columns or few
-// quads make themselves in shared memory, and a kernel before the product makes in memory for others.
+// x as operand B of the mma_any and wgmma_any kernels: its image. CTAs with few columns or few quads make it themselves
+// in shared memory; for others a kernel before the product makes it in global memory.
 //
-// A row of x is one column, or two where it is float32 or has a norm: fp16 of 11 bits each, by a
-// power of two for every 128 k (a quad of blocks of 32), which brings the largest to just under
-// 2^15. So elements down to 2^-22 of the largest of 128 are exact to 2^-22, and smaller ones are off
-// by 2^-40 of it. The record of a quad:
+// A row of x is one column, or two where it is float32 or has a norm: fp16 of 11 bits each, scaled by a power of two
+// for every 128 k (a quad of four blocks of 32), which brings the largest to just under 2^15. So elements down to 2^-22
+// of the largest of 128 are exact to 2^-22, and smaller ones are off by 2^-40 of it. The record of a quad:
 //   4 blocks x 4 registers x columns x 16 bytes: what lanes t = 0 .. 3 have in that register of B
 //   columns x 12 float32: the power, up to 8 sums of x, the sum of its squares
-// Lane t has octets t, t + 4 .. of the quad, or where runs_of() says so, 4 t, 4 t + 1 ..
+// Lane t has octets t, t + 4 .. of the quad or, if runs_of() is true, octets 4 t, 4 t + 1 ..
 #pragma once
 
 #include "../common/formats.cuh"
@@ -18,9 +17,9 @@
 
 namespace jaxgemv::cuda::image {
 
-constexpr int kPower = 0, kSums = 1, kSquares = 9;  // of a column's words behind a record
+constexpr int kPower = 0, kSums = 1, kSquares = 9;  // in a column's 12 float32 of a record
 
-// Whether lanes take runs of octets: only where all of a quad have the same scale.
+// Whether lanes take runs of octets: only where a quad has one scale.
 template <typename C>
 __device__ __forceinline__ bool runs_of(int slots) {
   return C::kRuns && slots == 1;
@@ -70,7 +69,7 @@ __device__ __forceinline__ void load_octet_of_x(const XSource& x, Index row, int
   for (int i = 0; i < 8; ++i) v[i] = float_of_bits(bits[i], x.dtype);
 }
 
-// Eight elements times 2^exponent as what lane t has of a record's block, from a column on.
+// Stores eight elements times 2^exponent as lane t's part of a record's block, in columns column .. column + parts - 1.
 template <typename C>
 __device__ __forceinline__ void store_octet(float (&v)[8], int exponent, uint8_t* record, int block,
                                             int t, int column, int columns, int parts) {
@@ -86,16 +85,16 @@ __device__ __forceinline__ void store_octet(float (&v)[8], int exponent, uint8_t
           reinterpret_cast<uint32_t*>(record + ((block * 4 + p) * columns + column + part) * 16);
       granule[t] = reinterpret_cast<const uint32_t&>(pair);
       if (part + 1 == parts) continue;
-      // What is missing.
+      // The rest that the first part misses, for the second.
       const float back = power_of_two(-exponent);
       first -= __low2float(pair) * back, second -= __high2float(pair) * back;
     }
   }
 }
 
-// Of half a warp, 16 lanes: the record of quad `quad` of a row of x. v: this lane's eight elements.
-// column: of the image's `columns`; parts: 1, or 2 from this column on. slots: sums in a quad.
-// C: an Octet, or a Decoder.
+// Called by both halves of a warp: 16 lanes make the record of one quad of a row of x. x: this lane's eight elements,
+// which begin at k. column: the row's first of the image's `columns`; parts: 1, or 2 columns. slots: sums of x in a
+// quad. C: an Octet, or a Decoder.
 template <typename C>
 __device__ __forceinline__ void put_quad(const float (&x)[8], uint8_t* record, int column,
                                          int columns, int parts, int slots, const NormValues& norm,

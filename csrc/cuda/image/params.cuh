@@ -1,4 +1,4 @@
-// What a launch of a kernel with an image says, and what a CTA has of it.
+// Parameters of the kernels with an image of x, and a CTA's share of the work.
 #pragma once
 
 #include "../common/epilogue.cuh"
@@ -20,26 +20,26 @@ struct Params {
   ScaleSource scales[2];  // and shifts
   ShiftTerm shift;
   int stack, M, row_bytes;
-  int width, log_rows;         // of the result; and the rows of it in a tile, by log2
-  int rows_m, m_tiles, parts;  // rows of x of a CTA, and the columns of each
-  int tiles, tile_stride;      // runs of across * kRows rows of the weights, and steps of a CTA
-  int across, deep;            // warps that have rows of their own, and shares of K for each
+  int width, log_rows;         // of y; and log2 of its rows in a tile
+  int rows_m, m_tiles, parts;  // rows of x of a CTA; such tiles of M; columns of a row
+  int tiles, tile_stride;      // runs of across * kRows rows of the weights; a CTA's step
+  int across, deep;            // warps with rows of their own; warps that share K of these
   int ranks;                   // CTAs of a cluster, which share K
-  int units, slice_units;      // of K; of which the x is in shared memory at a time
-  int share_units, longer;     // of K, of a CTA; and CTAs of a cluster that have one more
+  int units, slice_units;      // units of K; those with x in shared memory at a time
+  int share_units, longer;     // units of a CTA; how many of a cluster have one more
   Windows windows;             // of scales
   bool aligned;                // every row of the weights, to 16 bytes
   bool plain;                  // no activation, no residual
   Output output;
   float eps;
 
-  // Row i of a tile; those past the end repeat the last one. A gated activation's tile has eight
-  // rows and those that they are paired with.
+  // Row i of a tile; rows past the end repeat the last one. A gated activation's tile has eight rows and the eight that
+  // they are paired with.
   __device__ __forceinline__ int row_of(int tile, int i) const {
     const int mask = (1 << log_rows) - 1;
     return min((tile << log_rows) + (i & mask), width - 1) + (i > mask ? width : 0);
   }
-  // Where the shares of warps are a power of two, as all but mma_any have them.
+  // log2 of `deep`, where it is a power of two, as in all kernels but mma_any.
   __device__ __forceinline__ int log_deep() const { return __popc(deep - 1); }
   __device__ __forceinline__ const uint8_t* row(int s, int n) const {
     return packed + s * packed_stack_stride + n * Index{row_bytes};
@@ -70,8 +70,8 @@ struct Share {
   static __device__ __forceinline__ int over(int a, int b) { return b == 1 ? a : a / b; }
 };
 
-// Makes the records of `quads` quads, from `first` on, of a CTA's rows of x, by `threads` threads:
-// whole warps. when_asked() is called once, when the first of x has been asked for.
+// Makes the records of `quads` quads, from `first` on, of a CTA's rows of x, by `threads` threads: whole warps.
+// when_asked() is called once, when the first loads of x have been issued.
 template <typename C, typename WhenAsked>
 __device__ __forceinline__ void make_records(const Params& params, const Share& own, uint8_t* image,
                                              int first, int quads, int threads,

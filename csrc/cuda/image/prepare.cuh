@@ -1,5 +1,5 @@
-// What the kernels that take an image of x have in common before they are launched: their
-// parameters, and the kernel that makes the image.
+// What the kernels with an image of x have in common before they are launched: their parameters, and the kernel that
+// makes the image.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 
 namespace jaxgemv::cuda::image {
 
-// Slots of 128 codes that have terms of their own; 0 if groups end inside of them.
+// Slots of a quad of 128 codes, each with terms of its own; 0 if groups end inside 16 codes.
 inline int slots_of(const Problem& problem, const Operands& operands) {
   const Index group = has_one_group(problem, operands) ? 128 : problem.group;
   return group % 128 == 0 ? 1 : group % 32 == 0 ? 4 : group % 16 == 0 ? 8 : 0;
 }
 
-// No group boundary inside 16 codes.
+// Whether a call fits: 32-bit sizes, no group boundary inside 16 codes, aligned weights.
 inline bool takes(const Problem& problem, const Operands& operands) {
   return has_sizes(problem) && slots_of(problem, operands) > 0 && is_aligned(operands.packed, 4);
 }
@@ -28,7 +28,7 @@ inline Groups groups_of(const Problem& problem, const Operands& operands) {
   return {slots_of(problem, operands), magic, one ? 0 : static_cast<int>(groups) - 1};
 }
 
-// The longest windows of 16 bytes of scales; a unit needs what it needs.
+// The longest windows (most units) whose scales take 16 bytes at most; a single unit may take more.
 inline Windows windows_of(const Problem& problem, const Operands& operands, Index unit_k) {
   const Groups groups = groups_of(problem, operands);
   if (groups.last == 0) return {30, 1};
@@ -59,7 +59,7 @@ struct Layout {
   Index tiles = 0;
 };
 
-// All parameters but tile_stride. S: the kernel's Ring; most: columns of a CTA; parts: of a row of x.
+// All parameters but tile_stride. S: the kernel's Ring; most: columns of a CTA, at most; parts: columns of a row of x.
 template <typename S>
 Params params_of(const Problem& problem, const Operands& operands, const Layout& layout, int bits,
                  int most, int parts) {
@@ -91,13 +91,14 @@ Params params_of(const Problem& problem, const Operands& operands, const Layout&
   return p;
 }
 
-// The same number of rows of x for each CTA, or one more.
+// Evens out the rows of x over CTAs: the last one may have fewer.
 inline void make_even(Params* p) {
   p->rows_m = (p->M + p->m_tiles - 1) / p->m_tiles;
   p->m_tiles = (p->M + p->rows_m - 1) / p->rows_m;
 }
 
-// What the kernels take that round weights, gemm and gemm_tma: a global scale, though they have no epilogue.
+// Operands of the kernels that round weights, gemm and gemm_tma: for tables and float8 a global scale too, though they
+// have no epilogue.
 constexpr OperandSet rounded_operands(Format format) {
   const OperandSet set =
       with_format(kProductOperands | OperandSet::of(Operand::kOneByteScale), format);
@@ -110,13 +111,13 @@ inline bool packs(const Params& p) {
          is_aligned(p.output.y, 4 * static_cast<Index>(size_of(p.output.dtype)));
 }
 
-// How the image lies: rows_m rows of x after another, quad by quad.
+// Makes the image: tiles of rows_m rows of x one after another, and in each its records quad by quad.
 template <typename C>
 __global__ void make_image(const Params params, uint8_t* image, int quads) {
   wait_for_earlier();
   let_next_begin();
   const int s = stack_entry(params.index, params.stack, blockIdx.y), M = params.M;
-  // Below 2^32, as `takes` has M and K.
+  // `last` is below 2^32, since `takes` limits M and K.
   const unsigned of_row = quads, last = of_row * M - 1;
   const unsigned i = min(blockIdx.x * (blockDim.x / 16) + threadIdx.x / 16, last);
   const int m = i / of_row, quad = i % of_row, m0 = m / params.rows_m * params.rows_m;
@@ -131,7 +132,7 @@ __global__ void make_image(const Params params, uint8_t* image, int quads) {
               NormValues(params.x.norm, max(s, 0), 0), k, params.x.K);
 }
 
-// Into the call's second result; the kernel that reads it is launched `early`.
+// Makes the image in the call's second result; the kernel that reads it is launched `early`.
 template <typename C>
 cudaError_t launch_image(const Problem& problem, const Operands& operands, int quads,
                          const Device& device, cudaStream_t stream, Params* params) {

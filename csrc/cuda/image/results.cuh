@@ -8,8 +8,8 @@ namespace jaxgemv::cuda::image {
 constexpr int kMostRanks = 8;
 constexpr int kPair = 8;  // from a row of a gated activation to the one it is paired with
 
-// Where a CTA's sums lie: of each share of K, of each column, the rows, neighbours so that other CTAs
-// of a cluster read whole lines. Rows g and columns 2 t of a warp are in different banks.
+// How a CTA's sums lie: by share of K, then column, then row; rows are neighbours so that other CTAs of a cluster read
+// whole lines. Rows g and columns 2 t of a warp are in different banks.
 template <typename S>
 struct Placing {
   int pitch, of_share;
@@ -22,16 +22,15 @@ struct Placing {
   }
 };
 
-// Of all warps together, at most.
+// Bytes of the sums of all warps, at most.
 template <typename S>
 JAXGEMV_HD constexpr int sums_bytes(int across, int deep) {
   return deep * S::kColumns * (across * S::kRows + 4) * 4;
 }
 
-// partial: the sums of all warps, as Placing says. factors: of the norm, the sums of squares of this
-// CTA's share of K. warps: those that call this. The shares, and the columns of a row of x, are added
-// in a fixed order: those of this CTA, and in a cluster then those of all, where the first of each
-// lies.
+// partial: the sums of all warps, as Placing has them. factors: for the norm, each row's sum of squares over this CTA's
+// share of K. warps: those that call this. Shares of K, and the columns of a row of x, are added in a fixed order:
+// first those of this CTA, into the first of them, and in a cluster then those of all CTAs.
 template <typename S>
 __device__ __forceinline__ void put_results(const Params& params, const Share& own, int tile,
                                             float* partial, const float* factors, int warps) {
@@ -39,7 +38,7 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
   const Placing<S> sums(params);
   const int log_warp = params.log_rows + (S::kRowTiles > 1), results = params.across << log_warp;
   const int chunks = (results + 31) / 32;
-  // A warp takes 32 rows of the weights, and every `step`th row of x: use(m, its first sum).
+  // A warp takes 32 rows of the weights, and every `step`th row of x: use(m, where its first sum lies).
   const auto for_each = [&](int warp, int warps, auto&& begin) {
     const int step = warps / chunks, first = warp / chunks, row = warp % chunks * 32 + lane;
     if (first >= step || row >= results) return;
@@ -69,7 +68,7 @@ __device__ __forceinline__ void put_results(const Params& params, const Share& o
       });
     sync_cluster();
   }
-  // All are asked for before the first is there.
+  // All loads are issued before the first sum is used.
   const auto over_ranks = [&](const float* from) {
     float of_rank[kMostRanks], sum = 0;
 #pragma unroll

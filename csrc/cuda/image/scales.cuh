@@ -1,6 +1,6 @@
-// Scale and shift of the rows of a tile of 16, as the kernels with an image meet them: each lane
-// copies and converts one of the two for one row, of any dtype and number of groups. What comes at a
-// time is a window: the pieces of 16 bytes in which the groups of some units lie.
+// Scale and shift of the 16 rows of a tile, for the kernels with an image of x: each lane copies and converts one of
+// the two for one row, of any dtype and number of groups. They are copied by the window: the pieces of 16 bytes in
+// which the groups of some units of K lie.
 #pragma once
 
 #include <cmath>
@@ -15,19 +15,19 @@ namespace jaxgemv::cuda::image {
 struct Groups {
   int slots;
   uint32_t magic;  // 2^31 over the sixteens of a group, rounded up
-  int last;        // group
+  int last;        // index of the last group
 
   __device__ __forceinline__ int of(int k) const {
     return min(static_cast<int>(__umulhi(static_cast<uint32_t>(k) / 8 & ~1u, magic)), last);
   }
 };
 
-// y += x * dot(q, x) + y * sum(x), for rows g and g + 8 of a lane.
+// y += f * dot(q, x) + c * sum(x), for rows g and g + 8 of a lane.
 struct Terms {
   float f[2], c[2];
 };
 
-// The c of a scale and a shift.
+// c from a scale and a shift, for each kind of shift.
 struct ShiftTerm {
   float by_both, by_scale, by_shift;
 
@@ -36,7 +36,7 @@ struct ShiftTerm {
   }
 };
 
-// Units of K that share a window, by log2, and the pieces of one.
+// log2 of the units of K that share a window, and the 16-byte pieces of a window.
 struct Windows {
   int log_units, pieces;
 };
@@ -44,13 +44,13 @@ struct Windows {
 class RowScale {
  public:
   RowScale() = default;
-  // Of row n: this lane has its scale in the first half of a warp, and its shift in the second.
+  // For row n: a lane in the first half of a warp has its scale, one in the second half its shift.
   __device__ __forceinline__ RowScale(const ScaleSource (&sources)[2], int s, int n) {
     const ScaleSource& source = sources[threadIdx.x / 16 % 2];
     row_ = source.row(s, n), stride_ = source.g_bytes;
   }
 
-  // The window that begins with a group, of as many as a row has.
+  // Copies the window that begins with `group`; a row has `groups`.
   __device__ __forceinline__ void copy(uint8_t* to, int pieces, int group, int groups) const {
     const char* from = row_ + group * stride_;
     from -= reinterpret_cast<uintptr_t>(from) % 16;
@@ -61,12 +61,12 @@ class RowScale {
       copy_some(to, from, static_cast<int>(min(end - from, Index{16})));
   }
 
-  // Where a group's lies in the window that begins with it.
+  // The byte at which a group's scale lies in the window that begins with it.
   __device__ __forceinline__ int inside(int group) const {
     return static_cast<int>((reinterpret_cast<uintptr_t>(row_) + group * stride_) % 16);
   }
 
-  // What lies `at` bytes into the part of a window that a lane has copied.
+  // The number `at` bytes into the part of a window that a lane has copied.
   static __device__ __forceinline__ float value(const uint8_t* window, int lane, int at,
                                                 Dtype dtype) {
     const uint32_t word = *reinterpret_cast<const uint32_t*>(
@@ -78,14 +78,14 @@ class RowScale {
     return dtype == Dtype::kF32 ? __uint_as_float(word) : float_of_byte(bits & 0xffu, dtype);
   }
 
-  // What lies `groups` behind a place of a window, for all lanes of the warp together.
+  // The terms of the group that is `groups` behind byte `inside` of a window; called by all lanes of the warp together.
   __device__ __forceinline__ Terms terms(const uint8_t* window, int inside, int groups,
                                          const ScaleSource (&sources)[2],
                                          const ShiftTerm& shift) const {
     const int lane = threadIdx.x % 32;
     const float mine = value(window, lane, inside + groups * stride_,
                              lane < 16 ? sources[0].dtype : sources[1].dtype);
-    const float other = __shfl_xor_sync(~0u, mine, 16);  // the second half's is the scale
+    const float other = __shfl_xor_sync(~0u, mine, 16);  // in lanes 16 to 31 the scale
     const float c = shift.of(other, mine), term = lane < 16 ? mine : c;
     Terms terms;
 #pragma unroll
@@ -96,7 +96,7 @@ class RowScale {
     return terms;
   }
 
-  static constexpr int kPieceBytes = 512;  // of all lanes
+  static constexpr int kPieceBytes = 512;  // a piece of every lane
 
  private:
   const char* row_;

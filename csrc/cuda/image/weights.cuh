@@ -1,4 +1,4 @@
-// How weights and scales come: a warp's ring in shared memory, and operand A from it.
+// How weights and scales reach a warp: through a ring in shared memory, from which it loads operand A.
 #pragma once
 
 #include "params.cuh"
@@ -9,14 +9,14 @@ namespace jaxgemv::cuda::image {
 template <int kBits, int kTiles, int kQuadCount, int kStageCount>
 struct Ring {
   static constexpr int kRowTiles = kTiles, kRows = kTileN * kRowTiles;
-  static constexpr float kWorth = Octet<kBits>::kWorth;  // of a sum
+  static constexpr float kWorth = Octet<kBits>::kWorth;  // factor of a sum
   static constexpr bool kKeepsPlace = kTiles == 1;       // where registers are not short
   static constexpr int kQuads = kQuadCount, kStages = kStageCount, kUnitK = kQuads * kQuadK;
   static constexpr int kUnitBytes = kUnitK * kBits / 8, kPieces = kUnitBytes / 16;
-  // One piece more, and an odd number of them, so that eight rows lie in different banks.
+  // One piece more, as rows may begin inside one, and an odd number of them, so that eight rows lie in different banks.
   static constexpr int kPitch = ((kPieces + 1) | 1) * 16;
   static constexpr int kWeightBytes = kRows * kPitch;
-  // Lanes copy a piece of every (32 / kLanes)th row; the piece more is one of a second or third pass.
+  // A lane copies a piece of every (32 / kLanes)th row; the additional piece is one of a second or third pass.
   static constexpr int kLanes = kPieces >= 8 ? 8 : kPieces >= 4 ? 4 : 2;
   static constexpr int kCopies = kTileN * kLanes / 32, kPasses = (kPieces + kLanes) / kLanes;
   static constexpr int kRingBytes = kStages * kWeightBytes;
@@ -29,17 +29,17 @@ struct Ring {
   }
 };
 
-// Where the scales of a unit are, for the warp that copies them and for the same one as it uses them.
+// Where in the ring the scales of a unit are: a warp has one of these for copying, and one for using them.
 template <typename S>
 class Window {
  public:
   uint8_t* at;
 
-  // ring: of the warp; scales lie behind its weights.
+  // ring: the warp's; scales lie behind its weights.
   __device__ __forceinline__ Window(const Params& params, uint8_t* ring)
       : at(ring + S::kRingBytes), params_(params), ring_(ring) {}
 
-  // Whether a unit is the first of a window.
+  // Whether a unit is the first of a window, to which this then moves on.
   __device__ __forceinline__ bool opens(int unit) {
     const int index = unit >> params_.windows.log_units;
     if (index == index_) return false;
@@ -47,9 +47,9 @@ class Window {
     if (at >= ring_ + S::bytes(params_.windows.pieces)) at = ring_ + S::kRingBytes;
     return true;
   }
-  // The next unit is the first of a tile.
+  // Called when the next unit is the first of a tile.
   __device__ __forceinline__ void restart() { index_ = -1; }
-  // The group with which it begins.
+  // The group with which the window begins.
   __device__ __forceinline__ int first() const {
     return params_.groups.of((index_ << params_.windows.log_units) * S::kUnitK);
   }
@@ -60,13 +60,13 @@ class Window {
   int index_ = -1;
 };
 
-// Brings a warp's units, of all its tiles of rows, one after another. S: its Ring.
+// Copies a warp's units, of all its tiles of rows, one after another. S: its Ring.
 template <typename S>
 class Weights {
  public:
-  uint8_t* stage;  // when S::kStages units have been asked for, the first of them
+  uint8_t* stage;  // once S::kStages units are asked for, the first of these
 
-  // Of units first .. last - 1, those of one share of K, for rows `place` of each tile.
+  // For one share of K: every `deep`th of units first .. last - 1, and rows `place` of each tile.
   __device__ __forceinline__ Weights(const Params& params, int s, int tile, int place, int share,
                                      int first, int last, uint8_t* ring)
       : stage(ring),
@@ -82,11 +82,11 @@ class Weights {
     next_tile();
   }
 
-  // Of the tiles of rows where next() is.
+  // The scales of the tiles of rows that next() has reached.
   using Scales = RowScale[S::kRowTiles];
   __device__ __forceinline__ const Scales& scales() const { return scales_; }
 
-  // Starts the copy of the next one.
+  // Starts the copy of the next unit.
   __device__ __forceinline__ void next() {
     if (tile_ < params_.tiles) {
       // All but the last unit of a row is whole, and so is what lies around it.
@@ -122,7 +122,7 @@ class Weights {
   uint32_t rows_[S::kRowTiles][S::kCopies];  // where rows begin, in words
   RowScale scales_[S::kRowTiles];
 
-  // copy_piece(to, from, how far from the start of the unit in its row)
+  // copy_piece(to, from, bytes from the start of the unit in its row)
   template <typename Copy>
   __device__ __forceinline__ void copy(Copy&& copy_piece) {
     const int lane = threadIdx.x % S::kLanes;
@@ -146,7 +146,7 @@ class Weights {
     }
   }
 
-  // The place of this lane's first piece in a stage. Kept, but where registers are short.
+  // The place of this lane's first piece in a stage. Kept in a register, except where these are short.
   static __device__ __forceinline__ int place_in_stage() {
     const int lane = threadIdx.x % 32, at = lane / S::kLanes * S::kPitch + lane % S::kLanes * 16;
     return S::kKeepsPlace ? kept(at) : at;
@@ -174,8 +174,8 @@ class Weights {
   }
 };
 
-// take(h, low, high): the octet of this lane in block j of a quad whose codes begin `words` behind both
-// of its rows, g and g + 8. C: an Octet.
+// Calls take(h, low, high) with this lane's octet in block j of a quad, for rows g (h = 0) and g + 8. `words`: where
+// the quad begins in a row. C: an Octet.
 template <typename C, typename Take>
 __device__ __forceinline__ void load_octets(const uint32_t* const (&rows)[2], int words, int j,
                                             bool runs, Take&& take) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void load_octets(const uint32_t* const (&rows)[2], in
   }
 }
 
-// Zeros in place of one half of a block.
+// Keeps one half of a block's codes in operand A, with zeros for the other.
 __device__ __forceinline__ void keep_half(int half, uint32_t (&a)[4]) {
   const bool keeps = threadIdx.x % 4 / 2 == half;
 #pragma unroll

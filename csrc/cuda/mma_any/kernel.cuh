@@ -2,10 +2,10 @@
 // rows and scales, for up to 64 columns of x.
 //
 // A CTA takes tiles of 16 rows of the weights; some of its warps have tiles of their own, and others
-// share K with them. A warp streams its part unit by unit, some hundred codes of 16 rows, through a
-// ring of its own in shared memory. Rows may begin at any word, so copies begin at the 16 bytes
-// around it. Lane (g, t) = (lane / 4, lane % 4) takes octets t, t + 4 .. of rows g and g + 8, or four
-// that follow one another: the A operand of mma.m16n8k16, in a permutation of k that the image of x
+// share K with them. A warp streams its part through a ring of its own in shared memory, unit by unit, which is
+// some hundred codes of 16 rows. Rows may begin at any word, so copies begin at the 16-byte piece that
+// contains it. Lane (g, t) = (lane / 4, lane % 4) takes octets t, t + 4 .. of rows g and g + 8, or four
+// that follow one another: operand A of mma.m16n8k16, in a permutation of k that the image of x
 // follows (image.cuh). The affine part is two fp32 terms a group:
 //   y += f * dot(q, x) + c * sum(x).
 #pragma once
@@ -23,13 +23,13 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
   using C = Decoder<kFormat, kBits>;
   using S = Shape<C, kColumnTiles>;
   extern __shared__ __align__(128) uint8_t table[];
-  uint8_t* const shared = table + C::kTableBytes;  // behind it, all else
-  __shared__ float factors[8 * kColumnTiles];      // of the norm: sums of squares
+  uint8_t* const shared = table + C::kTableBytes;  // everything else lies behind the table
+  __shared__ float factors[8 * kColumnTiles];      // sums of squares for the norm
   const bool copies = kColumnTiles > 1 || params.image != nullptr;
   if (!copies) wait_for_earlier();
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const int warp = uniform(threadIdx.x / 32);
-  // More warps than have weights to read copy x and finish sums.
+  // Warps beyond those that read weights help to copy x and to finish sums.
   const int readers = params.across * params.deep;
   const bool reads = warp < readers;
   const int ring_bytes = S::bytes(params.windows.pieces);
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
     commit_copies();
   };
 
-  // Over the quads of a slice.
+  // The sum of squares of row m of x over the quads of a slice, by a whole warp.
   const auto squares_of = [&](const uint8_t* records, int quads, int m) {
     float sum = 0;
     for (int quad = lane; quad < quads; quad += 32) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
   };
   if (copies) {
     if (exists) begin();
-    wait_for_earlier();  // also without a matrix: this kernel must not end before the first
+    wait_for_earlier();  // even without a matrix: this kernel must not end before the first
     if (exists) copy_image(first_unit, count_of(first_unit), image);
   }
   const bool slices = params.slice_units < last_unit - first_unit;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
       const int of_warp = (tile * params.across + place) * S::kRowTiles;
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
-        // Where there is no tile after this one, the same that are copied.
+        // Where a CTA has no further tile, these are the scales that are being copied.
         scales[r] = S::kMany ? weights.scales()[r]
                              : RowScale(params.scales, s, params.row_of(of_warp + r, lane % 16));
 #pragma unroll
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
         const int last = first + count_of(first);
         const uint8_t* x = image + buffer * slice_bytes;
         if (slices || tile == first_tile) {
-          // It was asked for before the units of the slice before.
+          // This slice of x was requested before the units of the previous slice.
           const int since = is_first || !reads ? 0 : params.slice_units / params.deep;
           if (since == 0) wait_copies<0>();
           if (since == 1) wait_copies<1>();

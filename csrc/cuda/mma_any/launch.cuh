@@ -38,12 +38,12 @@ class MmaAnyOfWidth {
   struct Variant {
     using S = mma_any::Shape<C, kColumnTiles>;
 
-    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a unit in a warp, where instructions
-    // bound it, and where a warp waits for its own; of a CTA, and of one in a cluster.
+    // Rough nanoseconds on an H200 (docs/cuda-notes.md): for a unit in a warp, where instructions
+    // bound it (kIssueNs) and where the warp waits for its own (kUnitNs); for a CTA, and more in a cluster.
     static constexpr int kIssueNs = kColumnTiles == 1 ? 110 : kColumnTiles == 8 ? 270 : 160;
     static constexpr int kUnitNs = 700, kStartNs = 4000, kClusterNs = 3000, kXBytesANs = 50;
 
-    // Warps with rows of their own, warps and CTAs that share K: whatever takes the least time.
+    // Chooses how many warps have rows of their own, and how many warps and CTAs share K: what takes the least time.
     static image::Layout layout(const Problem& problem, const Operands& operands,
                                 const Device& device) {
       const int parts = image::parts_of(problem, operands);
@@ -54,7 +54,7 @@ class MmaAnyOfWidth {
       const Index rows = S::kRows / (is_gated(problem.activation) ? 2 : 1);
       const Index groups = ceil_div(problem.M, rows_m) * problem.batch;  // that share no weights
       const bool copies = columns > image::kInsideColumns;
-      // By the system, the norm's factors, reads past the last column.
+      // Reserved bytes of shared memory: the system's, the norm's factors, reads past the last column, a table.
       constexpr int kReserved = 1536 + 8 * kColumnTiles * image::kMetaWords * 4 + C::kTableBytes;
       image::Layout best;
       Index least = 0;
@@ -88,7 +88,7 @@ class MmaAnyOfWidth {
       };
       for (int ranks = 1; ranks <= (device.major >= 9 ? image::kMostRanks : 1); ranks *= 2)
         for (int across = 1; across <= S::kMaxWarps; ++across)
-          // Fewer than there could be where shared memory is small.
+          // Also fewer than there could be, for when shared memory is small.
           for (Index deep = std::min<Index>(S::kMaxWarps / across, units / ranks); deep > 0;
                deep /= 2)
             consider(ranks, across, static_cast<int>(deep));
@@ -106,7 +106,7 @@ class MmaAnyOfWidth {
             image::launch_image<C>(problem, operands, p.units * S::kQuads, device, stream, &p);
         if (status != cudaSuccess) return status;
       }
-      // CTAs go on to further tiles, but for those with many columns, which need all of x anew.
+      // CTAs go on to further tiles, except with many columns, where each tile needs all of x again, and in clusters.
       const bool one = S::kMany || layout.ranks > 1;
       p.tile_stride = one ? p.tiles : std::min(p.tiles, std::max(device.sms / p.m_tiles, 1));
       LaunchShape shape{{static_cast<unsigned>(p.tile_stride * p.m_tiles * p.ranks),

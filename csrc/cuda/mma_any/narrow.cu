@@ -1,5 +1,5 @@
-// The mma_any kernel for 1 to 4 bits. Widths of one file are much alike, and compressed together;
-// two files compile side by side.
+// The mma_any kernel for 1 to 4 bits. Several widths share a file, since their code is alike and compresses together;
+// two files, because these compile side by side.
 #include "launch.cuh"
 
 namespace jaxgemv::cuda {

@@ -1,4 +1,4 @@
-// The products of the mma_any kernel: a unit of the weights, from shared memory, times x's image.
+// The products of the mma_any kernel: a unit of the weights in shared memory, times the image of x.
 #pragma once
 
 #include "../image/weights.cuh"
@@ -7,15 +7,15 @@ namespace jaxgemv::cuda::mma_any {
 
 using namespace image;
 
-// Kernels for 32 columns use each fragment of x for two tiles of rows; for 64 there are not the
-// registers. A unit of few columns is 64 to 128 bytes of each row of a tile.
+// Kernels for 32 columns use each fragment of x for two tiles of rows; for 64 there are not enough
+// registers. With few columns a unit is 64 to 128 bytes of each row of a tile.
 template <typename C, int kColumnTiles, bool kFew = (kColumnTiles <= 2)>
 struct Shape : Ring<C::kWidth, kColumnTiles == 4 ? 2 : 1,
                     kFew && C::kWidth <= 2   ? 4
                     : kFew && C::kWidth <= 4 ? 2
                                              : 1,
                     kFew ? 3 : 4> {
-  static constexpr float kWorth = C::kWorth;  // of a sum
+  static constexpr float kWorth = C::kWorth;  // what a sum is worth
   static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr bool kMany = !kFew;
   static constexpr int kMaxWarps = kMany ? 8 : 16;
@@ -33,8 +33,8 @@ class Sums {
 
   __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder_(table) {}
 
-  // Adds the products of a unit. window: of scales, that begins with first_group; shifts: the words
-  // by which each lane's rows lie behind the start of theirs; first_k: of the unit.
+  // Adds the products of a unit. window: its scales, which begin with first_group; shifts: by how many
+  // words each lane's rows begin behind the start of their copies; first_k: the unit's first k.
   __device__ __forceinline__ void add(const Params& params, const uint8_t* unit,
                                       const RowScale (&scales)[S::kRowTiles], const uint8_t* window,
                                       int first_group, const int (&shifts)[S::kRowTiles][2],
@@ -56,7 +56,7 @@ class Sums {
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
         uint32_t b[4];
-        // Past the last column lies something else, for sums that are not used.
+        // Past the last column this loads other data, for sums that are not used.
         load_matrices(b, block + (lane / 8 * columns + lane % 8) * 16 + c * 128);
 #pragma unroll
         for (int r = 0; r < S::kRowTiles; ++r)
@@ -71,7 +71,7 @@ class Sums {
       multiply_part(block, a, 0);
       if (C::kParts > 1 && decoder_.has_second()) multiply_part(block, a, C::kParts - 1);
     };
-    // Of block j; of one half of it, and zeros, where half >= 0.
+    // Operand A of block j; if half >= 0, of this half of it, with zeros for the other.
     const auto load_block = [&](bool runs, int words, int j, int half, Operand& a) {
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
@@ -84,11 +84,11 @@ class Sums {
         });
       }
     };
-    // The products since the last time, which are all of slot i of a quad.
+    // Scales the products since the last call, all of which belong to slot i of a quad, and adds them to y.
     const auto scale = [&](const uint8_t* record, int i, int k) {
       const float* const meta = reinterpret_cast<const float*>(record + columns * (kQuadK * 2));
       const int group = params.groups.of(k);
-      // Those of large groups are kept, where registers allow.
+      // The terms of large groups are kept from call to call, where registers allow.
       constexpr bool kKeeps = kColumnTiles == 1 || kColumnTiles == 4;
       const bool is_new = !kKeeps || group != group_ || slots > 1;
       group_ = group;
@@ -147,7 +147,7 @@ class Sums {
     }
   }
 
-  // When all is added.
+  // Call it when all units have been added.
   __device__ __forceinline__ void finish() {
     const float unit = decoder_.unit();
 #pragma unroll
@@ -161,7 +161,7 @@ class Sums {
  private:
   C decoder_;
   Terms terms_[S::kRowTiles];
-  int group_ = -1;  // whose they are
+  int group_ = -1;  // the group of terms_
 };
 
 }  // namespace jaxgemv::cuda::mma_any

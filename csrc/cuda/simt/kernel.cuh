@@ -1,4 +1,4 @@
-// The kernel for everything: any width, dtype, shape, group and alignment. One warp a row of the
+// The kernel that takes everything: any width, dtype, shape, group and alignment. A warp takes one row of the
 // weights, or with a gated activation a pair of rows; each weight is dequantised in float32, exactly
 // as the format says, and used for up to kRows rows of x.
 #pragma once
@@ -14,8 +14,8 @@ namespace jaxgemv::cuda::simt {
 constexpr int kWarps = 4;
 constexpr int kRows = 4;
 
-// y[m] += dot(row n of the weights, row m of x * norm), of this lane; with norm also its squares. first_x: of x,
-// the element that these rows begin with.
+// y[m] += this lane's part of dot(row n of the weights, row m of x * norm); with a norm, squares[m] += that of the
+// row's squares. first_x: the element of x at which these rows begin.
 template <Format kFormat, int kBits>
 __device__ __forceinline__ void multiply(const Problem& problem, const Operands& operands, Index s,
                                          Index n, Index first_x, int rows, float (&y)[kRows],
@@ -27,7 +27,7 @@ __device__ __forceinline__ void multiply(const Problem& problem, const Operands&
   const uint8_t* row = operands.packed + s * operands.packed_stack_stride + n * bytes;
   const C codes(operands.codebook, s);
   const NormValues norm(operands.norm, s, 0);
-  // x of any type in one kernel, which is the slowest anyway.
+  // One kernel for all types of x, since it is the slowest kernel anyway.
   const auto x = [&](int m, Index k) { return load(operands.x, problem.x, first_x + m * K + k); };
   const auto shift_of = [&](Index g) {
     return problem.affine == Affine::kSymmetric ? C::kMid : load(operands.shift, s, n, g);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void multiply(const Problem& problem, const Operands&
   }
 }
 
-// Over the lanes of a warp. A butterfly: the same order of additions on every run.
+// The sum over the lanes of a warp, by a butterfly: the same order of additions on every run.
 __device__ __forceinline__ float sum_over_warp(float v) {
   for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
   return v;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
   const int rows = static_cast<int>(min(Index{kRows}, M - m0));
   const Index s = stack_entry(operands.index, problem.stack, b);
   const Output output = output_of(problem, operands);
-  float first[kRows] = {};  // of a pair
+  float first[kRows] = {};  // the first sums of a pair
 #pragma unroll 1
   for (int half = gated ? 0 : 1; half < 2; ++half) {
     const Index row = gated && half == 1 ? n + N : n;

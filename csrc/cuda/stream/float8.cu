@@ -1,4 +1,4 @@
-// The streaming kernel for weights of float8. A file a format, so that they compile side by side.
+// The streaming kernel for float8 weights. One file for each format, so that they compile side by side.
 #include "launch.cuh"
 
 namespace jaxgemv::cuda {

@@ -1,16 +1,16 @@
-// The kernel for few rows of x: each warp streams its part of the weights through a ring of its own
-// in shared memory, and keeps its part of x in registers for all the weights that its CTA meets.
+// The kernel for few rows of x: each warp streams its part of the weights through a ring buffer of its own
+// in shared memory, and keeps its part of x in registers for all the weights that its CTA reads.
 //
-// Work is cut three ways. A CTA computes a run of rows of the weights, in tiles of 16, of which the
-// last begins 16 rows before the end and computes some rows again. A slice of K is a span of a row
-// for each of its warps; the CTA goes through its tiles once for each slice. A span is a few
+// Work is divided in three ways. A CTA computes a range of rows of the weights, in tiles of 16; the last tile
+// begins 16 rows before the end, and computes some rows again. K is divided into slices, each a span of a row
+// for every warp; the CTA goes through its tiles once for each slice. A span is a few
 // blocks, each inside one group, so that scale and zero are two fp32 terms:
 //   y += f * dot(q, x) + c * sum(x).
-// What a warp adds to a row are partial sums in shared memory of its own; in the end those of all
+// A warp adds its results up as partial sums in shared memory of its own; in the end those of all
 // warps are added in a fixed order.
 //
-// Memory answers in the order in which it is asked, and with 64 KB in flight an answer takes
-// microseconds. So x is asked for before the first weights, and scales travel with the weights.
+// Memory answers requests in order, and with 64 KB in flight an answer takes
+// microseconds. So x is requested before the first weights, and scales travel with the weights.
 #pragma once
 
 #include <cmath>
@@ -22,8 +22,8 @@ namespace jaxgemv::cuda {
 
 namespace stream {
 
-// kMTiles: the rows of x may be more than kRows. kByWords: a row of the weights may be any number of words, K any, and
-// a tile may end one row behind the last.
+// kMTiles: x may have more than kRows rows. kByWords: a row of the weights may have any number of words, K may be
+// anything, and the last tile may end one row behind the last row.
 template <Format kFormat, int kBits, typename X, int kRows, bool kMTiles, Scales kScales,
           int kUnits, Parts kParts, bool kByWords>
 __global__ void __launch_bounds__(
@@ -38,15 +38,15 @@ __global__ void __launch_bounds__(
   using Memory = WarpMemory<kFormat, kScales, Rows, kStages>;
   using Copies =
       Pipeline<kFormat, kScales, Rows, kParts, kStages, Shape::kMayBeginInWord, kByWords ? 4 : 16>;
-  // Others than integers have a factor for all shifts, which is part of x's sums.
+  // Formats other than integers have a scale alone; what a table shifts by is part of x's sums.
   using Term = std::conditional_t<kHasShift, float2, float>;
   constexpr bool kByBlock = kScales != Scales::kByRow;
-  constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // where there are registers for them
+  constexpr bool kTermsEarly = !kByBlock && !Shape::kTwice;  // if registers allow
   constexpr bool kNormed = kParts == Parts::kNormAndEpilogue;
   constexpr bool kOneRow = Span::kRowsAColumn == 1;
   constexpr bool kBesideEarly = kHasShift || (kParts != Parts::kNone && kRows <= 2);    // likewise
   constexpr bool kResultEarly = kHasShift && kRows <= 2 && kScales != Scales::kByHalf;  // likewise
-  // Behind the second tile rather than before x: what makes x late makes that one late.
+  // Asked for behind the second tile rather than before x: whatever makes x late makes that tile late too.
   constexpr bool kEarlyInLoop = kResultEarly && (kParts != Parts::kNone || kTermsEarly);
   constexpr bool kTakesResidual = takes_residual(kParts, kRows);
   constexpr bool kHasGlobalScale = !kHasShift && kParts != Parts::kNone;
@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(
   constexpr bool kHasTable = Table::kTableBytes > 0;
   uint8_t* const shared = memory + Table::kTableBytes;
 
-  // Below a team is a CTA of its own, but for the places that its warps have in shared memory.
+  // From here on a team is treated as a CTA, except for where its warps' shared memory lies.
   using Team = stream::Team<kFormat, kScales>;
-  unsigned uniform = 0;  // number of this warp in the CTA, and known to be so
+  unsigned uniform = 0;  // the warp's number, known to be uniform
   if constexpr (Team::kMayBeSeveral) uniform = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const auto of_cta = [&] { return Team::kMayBeSeveral ? uniform : threadIdx.x / 32; };
   const int number = Team::number(params, of_cta()), warps = Team::warps(params),
@@ -66,24 +66,24 @@ __global__ void __launch_bounds__(
   int cta = kMTiles ? blockIdx.x / params.m_tiles : blockIdx.x;
   const int m0 = kMTiles ? (blockIdx.x - cta * params.m_tiles) * kRows : 0;
   if (Team::kMayBeSeveral) cta = cta * params.teams + number;
-  // Rows of x of this CTA.
+  // Rows of x that this CTA computes.
   const int M = kRows == 1 ? 1 : kMTiles ? min(params.M - m0, kRows) : params.M;
-  // One row may have two parts, each of which is a row up to the end.
+  // One row of float32 x may be split into two parts, each of which is treated as a row until the end.
   const auto in_parts = [&] { return Span::is_in_parts(params.x_dtype); };
-  // Whether entries of a table may not be off by 2^-14 of the largest.
+  // Whether an error of 2^-14 of the largest entry is too much for a table.
   const auto is_wide = [&] { return kNormed && params.x_dtype == Dtype::kF32; };
   const auto rows = [&] { return in_parts() ? 2 : M; };
-  // Partial sums of a row are so many, and end up as one.
+  // How many partial sums a row of x has, which the end adds up to one.
   const auto parts = [&] { return Span::kHalves || in_parts() ? 2 : 1; };
   const Tiling<kParts> tiling{params};
   const int first_row = cta * params.rows_a_cta + min(cta, params.more) * params.unit;
   const int last_tile =  // its first row
       first_row + params.rows_a_cta + (cta < params.more ? params.unit : 0) - tiling.step();
-  // From the first warp of the team on. (Of several teams partial sums lie there too.)
+  // x of the team, from its first warp on. (With several teams, partial sums lie there too.)
   uint8_t* const x_place = shared + all_warps * Memory::kBytes + first_warp * params.x_bytes;
   uint8_t* const x = x_place + warp * params.x_bytes;
   const auto ask = [&](int slice) {
-    // Read again: nothing of this is kept through the loops, where registers are few.
+    // The ids are read anew, so that nothing of this is kept in registers through the loops.
     uint32_t thread, y;
     asm volatile("mov.u32 %0, %%tid.x;\nmov.u32 %1, %%ctaid.y;" : "=r"(thread), "=r"(y));
     const int first =
@@ -94,11 +94,11 @@ __global__ void __launch_bounds__(
   };
   wait_for_earlier();
   ask(0);
-  // The matrix of the stack; a negative index is a large one.
+  // The stack entry; as an unsigned number, a negative index is too large.
   uint32_t s = 0;
   if (params.index != nullptr) s = static_cast<uint32_t>(params.index[blockIdx.y]);
   const bool exists = s < params.stack;
-  // Of a slice: the first k of this warp's span, and norm from there on.
+  // The first k of this warp's span in a slice, and the norm from there on.
   const auto first_k = [&](int slice) { return (slice * warps + warp) * Span::kSpanK; };
   const StagedNorm norm{x + rows() * Span::kRowBytes, params.norm_dtype,
                         Span::kMayLackNorm && params.norm == nullptr};
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(
   };
   if (exists) ask_norm(0);
   commit_copies();
-  // A table in shared memory is made behind the first weights.
+  // A table in shared memory is filled after the first weights have been asked for.
   uint32_t entry = 0;
   if constexpr (kHasTable)
     if (exists) entry = entry_bits(params.codebook, s);
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(
   if constexpr (Team::kMayBeSeveral) ring_at = uniform;  // the same, with a register less
   uint8_t* const ring = shared + ring_at * Memory::kBytes;
   Term* const terms = reinterpret_cast<Term*>(ring + Memory::kTerms);
-  // Partial sums have columns for all rows of x; behind the rows of the weights lies sum(x), and
-  // with a norm the sum of its squares.
+  // Partial sums have columns for all rows of x; behind the rows of the weights each column has sum(x) and,
+  // with a norm, the sum of its squares.
   float2* const partials = reinterpret_cast<float2*>(x_place + params.partials);
   const int columns = ceil_div(M, Span::kRowsAColumn), sum_row = params.block_tiles * kTileN,
             column_size = sum_row + 4;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(
       return min(first_row + (block + tile) * tiling.step(), last_tile);
     };
     const auto row_term = [&](int n) {
-      // The code for bytes would make plain kernels longer, and int8 1.5% slower.
+      // Support for one-byte scales would make plain kernels longer, and int8 1.5% slower.
       const auto load_row = [&](const Param& p) {
         if constexpr (kParts == Parts::kNone && kHasShift) return load(p, s, n, 0);
         return load_scale(p, s, n, 0);
@@ -148,13 +148,13 @@ __global__ void __launch_bounds__(
       return terms_of(params.affine, load_row(params.scale), load_row(params.shift),
                       mid_code(kBits));
     };
-    // At the end, 16 threads finish a column of a tile, and a warp two: these are its first ones.
+    // At the end 16 threads finish a column of a tile, and a warp a pair of columns: first_pair is the warp's first.
     const int all = tiles * columns, first_pair = 2 * warp;
     struct Result {
       int tile, column;
       int n;             // row of the weights
       int is_mine;       // not of a tile's second half, nor a row that another tile has finished
-      Index at, second;  // of y, for the column's rows of x; `second` is `at` without a second one
+      Index at, second;  // where in y the column's rows of x go; `second` is `at` if there is one
     };
     const auto result_of = [&](int pair) {
       const int i = min(pair + lane / 16, all - 1);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(
       const bool has_second = !kOneRow && m + 1 < m0 + M;
       return Result{tile, column, n, is_mine, at, has_second ? at + width : at};
     };
-    // What stands beside the sums, of which the first are asked for while the first weights are on their way.
+    // What the epilogue adds to the sums; the first values are asked for while the first weights are on their way.
     struct Beside {
       uint32_t bias, residual[2], scale;
     };
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(
     const auto ask_early = [&] {
       if (first_pair >= all) return;
       const Result first = result_of(first_pair);
-      if (kResultEarly) {  // to be kept, where the compiler would rather compute it anew
+      if (kResultEarly) {  // kept, where the compiler would rather compute it anew
         result = first;
         asm volatile(""
                      : "+r"(result.tile), "+r"(result.column), "+r"(result.is_mine),
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(
       if constexpr (go_into_operand(kScales))
         xs.codes.settle(params.codebook.dtype, params.output.global_scale, planes);
       for (int slice = 0; slice < params.slices; ++slice) {
-        // With a norm what follows would be worked out ahead of the first weights.
+        // With a norm the compiler would compute what follows ahead of the first weights.
         const int own = kNormed ? kept(warp) : warp;
         const bool takes_x = params.slices > 1 || block == 0;
         float2 squares{};
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(
                            slice > 0, squares);
         };
         if (takes_x) {
-          // It came ahead of all weights, or with the first tile of the slice before.
+          // x came ahead of all weights, or with the first tile of the previous slice.
           wait_copies_but<kStages - 1>(slice == 0 ? kStages : tiles - 1);
           __syncwarp();
           uint8_t* const staged = x_place + own * params.x_bytes;
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(
       }
       if (!kByBlock && exists) {
         if (!kTermsEarly || !is_first) term = row_term(result.n);
-        // Of a table, which was not there when terms were asked for.
+        // A table's unit comes in here: the table was not there yet when the terms were asked for.
         const float unit = xs.codes.unit();
         sum = {unit * (term.x * sum.x + term.y * sum_x.x),
                unit * (term.x * sum.y + term.y * sum_x.y)};

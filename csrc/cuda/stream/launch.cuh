@@ -25,12 +25,12 @@ class Stream : stream::Variants<kFormat, kBits, X> {
               (kIsRare ? OperandSet{} : OperandSet::of(Operand::kOneByteScale)),
           kFormat)};
 
-  // On aligned memory, and all numbers fit into 32 bits.
+  // Needs aligned memory, and sizes that fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     const Found found = V::find_scales(problem, operands);
-    // A row of y may be computed twice, and its bias be read again.
+    // A row of y may be computed twice, and then its bias is read again: it must not be y.
     if (operands.bias.data != nullptr && operands.bias.data == operands.y) return false;
-    // Tables in registers are not exact enough.
+    // Beside float32 x, tables in registers are not exact enough.
     if (kAsNormed && kIsTable && !stream::go_into_operand(found.scales) &&
         !stream::has_large_shared(device.major))
       return false;
@@ -78,7 +78,7 @@ class Stream : stream::Variants<kFormat, kBits, X> {
     Found found;
   };
 
-  // Scales of one byte are part of the kernels of integers that have parts.
+  // For integers, scales of one byte are supported only by kernels with parts.
   template <Scales kScales, int kUnits>
   static cudaError_t run_parts(const Call& call) {
     const auto& [problem, operands, device, stream, found] = call;
@@ -98,10 +98,10 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   static cudaError_t run_rows(const Call& call) {
     if constexpr (kParts == Parts::kNormAndEpilogue)
       return launch<kNormedRows<kScales, kUnits>, kScales, kUnits, kParts>(call);
-    return cudaErrorNotSupported;  // which most_rows leaves out
+    return cudaErrorNotSupported;  // most_rows excludes it
   }
 
-  // One row of float32 is two of bytes.
+  // A row of float32 is as much as two rows of bytes, so that there are kernels for one or two rows alone.
   template <Scales kScales, int kUnits, Parts kParts>
     requires(!kAsNormed && (kInParts || kIsRare || kIsOneRow<kScales, kUnits>))
   static cudaError_t run_rows(const Call& call) {
@@ -118,13 +118,13 @@ class Stream : stream::Variants<kFormat, kBits, X> {
             : std::min(V::max_rows(kUnits),
                        kParts == Parts::kEpilogue ? V::epilogue_rows(kScales) : kMaxRows);
     if constexpr (kHasBytes && !stream::go_into_operand(kScales)) {
-      // Only with 4 bits, or where a block has two groups, does one row have a kernel of its own.
+      // One row has a kernel of its own only with 4 bits, or where a block has two groups.
       constexpr bool kHalves = kScales == Scales::kByHalf;
       constexpr int kOne = (kBits == 4 && !kIsTable && kUnits == 4) || kHalves ? 1 : 2;
       using One = stream::SpanShape<kFormat, kBits, kOne, kScales, kUnits, kParts>;
       const int blocks = stream::SpanRows<kBits, One::kSpanBytes, kUnits>::kBlocks;
       const int bytes = (blocks >> call.found.group_log) * size_of(call.operands.scale.dtype);
-      const bool begins_in_word =  // or is that of several spans
+      const bool begins_in_word =  // or serves several spans
           kScales == Scales::kByBlock && (call.found.odd_rows || bytes < 4);
       if (M == 1 && (One::kMayBeginInWord || !begins_in_word))
         return launch<kOne, kScales, kUnits, kParts>(call);
@@ -151,8 +151,8 @@ class Stream : stream::Variants<kFormat, kBits, X> {
         kParts == Parts::kNormAndEpilogue
             ? !kIsRare && kRows == kNormedRows<kScales, kUnits>
             : kRows == 8 && (V::kMostRows > kMaxRows || kScales == Scales::kByHalf);
-    // Where operands of x are made of floats or bytes, a kernel is for all types of it. (With float8, and scales in
-    // the operand, 4 to 16 rows take up to 14% longer so: docs/cuda-notes.md.)
+    // Where x becomes operands by way of floats or bytes, one kernel is for all types of x. (With float8, and scales in
+    // the operand, 4 to 16 rows would take up to 14% longer that way: docs/cuda-notes.md.)
     constexpr bool kIsAnyX =
         kParts == Parts::kNormAndEpilogue ||
         (kHasBytes && !stream::go_into_operand(kScales) && (kIsTable || kRows <= 2));
@@ -179,7 +179,7 @@ class Stream : stream::Variants<kFormat, kBits, X> {
   }
 };
 
-// Of 16-bit x alone.
+// The rows for 16-bit x alone.
 template <Format kFormat, int kBits>
 inline constexpr Kernel kStreamNarrow[] = {row<Stream<kFormat, kBits, __half>>(),
                                            row<Stream<kFormat, kBits, __nv_bfloat16>>()};

@@ -1,5 +1,5 @@
-// How the streaming kernel lays out a call: what its parameters say of the operands, and how work and shared memory
-// are cut.
+// The layout of a call of the streaming kernel: the parameters that describe its operands, and how work and shared
+// memory are divided.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,24 @@
 
 namespace jaxgemv::cuda::stream {
 
-// What of a variant its layout depends on.
+// The properties of a kernel variant that its layout depends on.
 struct VariantSizes {
   Scales scales;
-  int rows, rows_a_column;  // of x, that share a read, and a column of partial sums
-  int parts;                // that a row of x is
-  bool has_halves;          // in two columns
+  int rows, rows_a_column;  // of x: that share a read; in a column of partial sums
+  int parts;                // that a row of x is split into
+  bool has_halves;          // whether it takes two columns
   int span_bytes, span_codes, span_blocks;
   int max_warps;
-  // Of shared memory: of a warp's ring, of a row of x in a warp, and of a CTA's table.
+  // Bytes of shared memory: a warp's ring, a row of x for a warp, and a CTA's table.
   int ring_bytes, x_row_bytes, table_bytes;
 };
 
 struct Layout {
-  int ctas, warps, bytes;  // along x of the grid; of a CTA, likewise
+  int ctas, warps, bytes;  // CTAs along x of the grid; warps and shared bytes of a CTA
 };
 
-// Teams of `warps` warps each: of a CTA, and CTAs that an SM has room for. For `wanted` teams an SM, which registers and
-// rings have room for, but maybe not a table for each of `most_ctas` and more; `all`: SMs' shares of all there is to do.
+// How many teams, of `warps` warps each, a CTA has, and how many CTAs fit on an SM. wanted: teams an SM that registers
+// and rings have room for. most_ctas: CTAs that fit if each has a table. all: teams an SM that there is work for.
 struct Teams {
   int in_cta, ctas_an_sm;
 
@@ -41,7 +41,7 @@ struct Teams {
 
 constexpr int log_of(unsigned power) { return std::bit_width(power) - 1; }
 
-// All but the layout.
+// The parameters that do not depend on the layout.
 inline Params params_of(const Problem& problem, const Operands& operands, const Found& found,
                         int bits, const VariantSizes& variant) {
   Params p{};
@@ -73,12 +73,12 @@ inline Params params_of(const Problem& problem, const Operands& operands, const 
   return p;
 }
 
-// As many warps as share K evenly, and CTAs with the same number of rows each. What the warps leave of the shared
-// memory is for partial sums, 8 bytes for a row of the weights and a column.
+// As many warps as share K evenly, and CTAs with the same number of rows each. The shared memory that warps leave
+// is for partial sums, 8 bytes for each row of the weights and column.
 inline Layout lay_out(const Problem& problem, const Device& device, const Found& found,
                       const VariantSizes& variant, Params& p) {
-  constexpr int kReserved = 1024;  // of a CTA's shared memory, by the system
-  // Tiles of a gated activation have half as many rows, pairs of them.
+  constexpr int kReserved = 1024;  // bytes that the system takes of a CTA
+  // With a gated activation a tile has half as many rows, each of them a pair.
   const bool gated = is_gated(problem.activation);
   p.unit = found.odd_rows ? 2 : 1;
   const int N = gated ? p.N / 2 : ceil_div(p.N, p.unit) * p.unit, tile = kTileN / (gated ? 2 : 1);
@@ -92,7 +92,7 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   p.of_columns = (1 << kOfColumnsLog) / ceil_div(own, variant.rows_a_column) + 1;
   const int column_bytes = columns * 8, x_bytes = rows * variant.x_row_bytes + p.norm_bytes;
   const auto partial_bytes = [&](int tiles) {
-    return (tiles * kTileN + 4) * column_bytes;  // and the sums of x
+    return (tiles * kTileN + 4) * column_bytes;  // + 4: for the sums of x
   };
   const int least_bytes = variant.ring_bytes + x_bytes + partial_bytes(1);
   const int of_cta = kReserved + variant.table_bytes;
@@ -101,7 +101,7 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   p.slices = ceil_div(spans, most_warps);
   const int warps = ceil_div(spans, p.slices);
 
-  // Each team prepares x anew, so where 8 warps an SM are reached, more teams must have 96 rows each
+  // Each team prepares x again, so that beyond 8 warps an SM, more teams must have 96 rows each
   // (H200, int2, M = 1, the shapes of docs/cuda-notes.md: 72 rows are slower, 108 faster).
   const int wanted =
       std::min(std::max({p.N / (device.sms * 96), 8 / warps, 1}), most_warps / warps);
@@ -110,8 +110,8 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
                     device.shared_bytes / (of_cta + warps * least_bytes),
                     variant.table_bytes > 0 && p.slices == 1);
   const int most_teams = std::max(device.sms * teams.ctas_an_sm * teams.in_cta / p.m_tiles, 1);
-  // Where N is not whole tiles, one CTA more spares others a second one: some have a row less, and
-  // compute the last of the CTA before again.
+  // Where N is not a multiple of a tile, one CTA more spares the others a second tile: some CTAs have a row less,
+  // and compute the last row of the CTA before them again.
   const int all = ceil_div(N, tile);
   const bool has_one_each = p.unit == 1 && all <= most_teams && N / all == tile - 1 && N % all > 0;
   const int most = has_one_each ? all : std::min(N / tile, most_teams);
@@ -122,15 +122,15 @@ inline Layout lay_out(const Problem& problem, const Device& device, const Found&
   p.rows_a_cta = units / all_teams * p.unit, p.more = units % all_teams;
   p.tiles = ceil_div(p.rows_a_cta + (p.more > 0 ? p.unit : 0), tile);
 
-  // x of a single slice is read before the first sum is there, so these may lie in its place. Copies
-  // want whole lines.
+  // With a single slice, x is in registers before the first sum is written, so that partial sums may take its place.
+  // Copies want whole lines.
   constexpr int kLine = 128;
   const bool in_place = p.slices == 1;
   const int beside = variant.ring_bytes + (in_place ? 0 : x_bytes);  // partial sums, of a warp
   const int all_warps = p.teams * warps;
   int room = (device.shared_bytes / teams.ctas_an_sm - of_cta) / all_warps - beside;
   if (in_place) room = room / kLine * kLine;
-  const int most_tiles = (room / column_bytes - 4) / kTileN;  // one at the least
+  const int most_tiles = (room / column_bytes - 4) / kTileN;  // at least one
   p.block_tiles = ceil_div(p.tiles, ceil_div(p.tiles, most_tiles));
   p.partial_bytes = partial_bytes(p.block_tiles);
   if (in_place) p.partial_bytes = ceil_div(std::max(x_bytes, p.partial_bytes), kLine) * kLine;

@@ -1,5 +1,5 @@
-// The parts of the streaming kernel that bring weights and scales: what a CTA knows of its work, the
-// copies into a warp's ring, the terms that are made of scales.
+// How the streaming kernel brings in weights and scales: its parameters, the copies into a warp's ring, and the
+// terms that are made of scales.
 #pragma once
 
 #include <algorithm>
@@ -12,26 +12,26 @@
 
 namespace jaxgemv::cuda::stream {
 
-// How scale and shift lie: one for each row of the weights; or for each group of a power of two of blocks,
-// in rows of whole words; or for each half of a block. Or those of tables that go into the operand: e8m0 for
-// each 32 codes, e4m3 for each 16.
+// How scales and shifts lie: one for each row of the weights (kByRow); one for each group of 2^n blocks,
+// in rows of whole words (kByBlock); or one for each half of a block (kByHalf). For tables there are also scales that
+// are multiplied into the operand: e8m0 for each 32 codes, e4m3 for each 16.
 enum class Scales { kByRow, kByBlock, kByHalf, kE8M0, kE4M3 };
 
-// Of a span, that have scales of their own.
+// How many groups of a span of `blocks` blocks have scales of their own.
 JAXGEMV_HD constexpr int groups_of(Scales scales, int blocks) {
   return scales == Scales::kByHalf ? 2 * blocks : blocks;
 }
 JAXGEMV_HD constexpr bool go_into_operand(Scales scales) { return scales >= Scales::kE8M0; }
-// Bytes of a row's span of 128 bytes.
+// Bytes of scales for a row's span, which is 128 bytes of codes.
 JAXGEMV_HD constexpr int operand_scale_bytes(Scales scales) {
   return scales == Scales::kE8M0 ? 8 : 16;
 }
 
-// i * of_columns >> this is i over the columns, for the few columns of a CTA.
+// i * of_columns >> kOfColumnsLog is i / columns, for the few columns of a CTA.
 constexpr int kOfColumnsLog = 16;
 
-// All that a CTA needs to know; what is needed first, first. Rows of the weights come in tiles of
-// kTileN; with a gated activation those are kTileN / 2 of its first half and the same of its second,
+// The kernel's parameters, in the order in which they are needed. Rows of the weights come in tiles of
+// kTileN; with a gated activation a tile is kTileN / 2 rows of the first half and their partners in the second,
 // and a "row" below is a pair of them.
 struct Params {
   const uint8_t* packed;
@@ -40,22 +40,22 @@ struct Params {
   const int32_t* index;
   int rows_a_cta, more, unit;  // the first `more` CTAs have `unit` rows more
   int m_tiles;                 // CTAs next to each other that read the same weights
-  int tiles;                   // of each CTA
+  int tiles;                   // tiles of each CTA
   int of_columns;              // 2^kOfColumnsLog over the columns of a tile, and a little more
   int tile_step, tile_apart;
-  // Bytes that these are more than for neighbours, of weights and of scales.
+  // Bytes by which the second half of a tile lies further away than if it followed the first: weights, scales.
   Index apart_bytes;
   int scale_apart;
   int block_tiles;  // tiles whose partial sums fit into shared memory together
-  // Of shared memory, behind the rings: from warp to warp of what is staged of x, to the first warp's
-  // partial sums, and from those to the next warp's. They may lie where x was, which is read once.
+  // Bytes of shared memory behind the rings: of the x that a warp stages; to the first warp's partial sums; and
+  // from a warp's partial sums to the next warp's. These may lie where x was, which is read once.
   int x_bytes, partials, partial_bytes;
   int slices;
   int M, N, K, row_bytes;  // rows are whole words
   int group_log;           // a group is 2^this blocks
   int scale_log;           // a scale, and a shift, is 2^this bytes
   int scale_row;           // bytes from row to row
-  // Of a span of a row 2^words_log words of scales are copied, of which 2^spans_log spans may have one together.
+  // 2^words_log words of scales are copied for a row's span; where it is one word, 2^spans_log spans may share it.
   // odd_rows, 0 or 1: whether odd rows begin in the middle of a word, so that a span has a word more.
   int words_log, spans_log, odd_rows;
   Affine affine;
@@ -66,20 +66,20 @@ struct Params {
   const char* norm;
   Dtype norm_dtype;
   Index norm_stack_bytes;
-  int norm_bytes, norm_row_bytes;  // of a warp's span, 0 without norm; and of K
+  int norm_bytes, norm_row_bytes;  // bytes of a warp's span, or 0; and of K
   float eps;
-  int teams, team_warps, team_log;  // of Team; the log of team_warps, or 31 of a single one
+  int teams, team_warps, team_log;  // see Team; team_log: log2 of team_warps, or 31
 };
 
-// The warps that share K. A CTA is one team, but where a table takes so much of the shared memory that an SM has room for
-// few CTAs, and K is short: then it has several, a power of two of warps each, and each has a run of rows of its own.
+// A team is the warps that share K: mostly a whole CTA. But where a table takes so much shared memory that few CTAs
+// fit on an SM, and K is short, a CTA has several teams, of a power of two warps each, with rows of their own.
 template <Format kFormat, Scales kScales>
 struct Team {
   static constexpr bool kMayBeSeveral = kFormat == Format::kCodebook && !go_into_operand(kScales);
   static __device__ __forceinline__ int warps(const Params& params) {
     return kMayBeSeveral ? params.team_warps : blockDim.x / 32;
   }
-  // Which one a warp of the CTA is of, and its place there.
+  // The team of a warp of the CTA, and the warp's place in it.
   static __device__ __forceinline__ int number(const Params& params, unsigned warp) {
     return kMayBeSeveral ? warp >> params.team_log : 0;
   }
@@ -88,18 +88,18 @@ struct Team {
   }
 };
 
-// How rows lie in tiles. Of kernels without parts these are constants, of others parameters, which
+// How rows lie in tiles. For kernels without parts these are constants, for others kernel parameters, which
 // take no registers.
 template <Parts kParts>
 struct Tiling {
   static constexpr bool kMayBeGated = kParts != Parts::kNone;
   const Params& params;
-  // Rows that a tile goes forward, and that its second half lies behind the first.
+  // Rows from a tile to the next, and from its first half to its second.
   __device__ __forceinline__ int step() const { return kMayBeGated ? params.tile_step : kTileN; }
   __device__ __forceinline__ int apart() const {
     return kMayBeGated ? params.tile_apart : kTileN / 2;
   }
-  // What the second half of a tile lies further than with neighbours alone, and row i of a tile.
+  // How much further away the second half of a tile lies than if it followed the first; of row i, in rows.
   __device__ __forceinline__ Index extra_bytes() const {
     return kMayBeGated ? params.apart_bytes : 0;
   }
@@ -111,8 +111,8 @@ struct Tiling {
   }
 };
 
-// Bytes of the first word of a span's scales that belong to groups before its own, in row `row` of a tile:
-// where odd rows are not whole words, tiles begin with even ones.
+// How many bytes of the first word of a span's scales belong to earlier groups, in row `row` of a tile: where odd
+// rows do not begin with a word, tiles begin with even rows.
 template <int kBlocks>
 __device__ __forceinline__ int scales_before(const Params& params, int span, int row) {
   return (span * kBlocks >> params.group_log << params.scale_log & 3) + (row & params.odd_rows) * 2;
@@ -127,7 +127,7 @@ struct Pipeline {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kAnyIsFinite = kHasShift || kFormat == Format::kCodebook;  // of codes
   static constexpr int kSpanBytes = Rows::kBytes, kBlocks = Rows::kBlocks;
-  // Of 32 bits; those of groups of 16 are shorter.
+  // Scales for a row of a span, of 32 bits; those for groups of 16 are shorter.
   static constexpr int kNumbers =
       !kHasShift && Rows::kLaneUnits == 1 ? kBlocks : groups_of(kScales, kBlocks);
   static constexpr int kWeightBytes = kTileN * Rows::kRowBytes;
@@ -138,7 +138,7 @@ struct Pipeline {
   static constexpr int kCopiesOfScales =
       go_into_operand(kScales) ? kScaleBytes / 128 : kNumbers / 2;
   static constexpr int kBytes = kWeightBytes + kScaleBytes;  // of a stage
-  // Of a copy of weights: lanes for a row, of which some may have no piece of it, and rows.
+  // One copy of weights by a warp: lanes for each row, of which some may have no piece, and rows.
   static constexpr int kPieces = kSpanBytes / kPiece;
   static constexpr int kLanes = std::min(std::bit_ceil(unsigned{kPieces}), 32u),
                        kRows = 32 / kLanes;
@@ -151,7 +151,7 @@ struct Pipeline {
   const char* scale_from;
   int left, slice = 0, offset, stage = 0;
   int rows_left;    // to the end of the weights, where the last tile may be longer
-  int scale_bytes;  // that there are of this lane's word in the span
+  int scale_bytes;  // bytes that exist of this lane's word in the span
 
   __device__ __forceinline__ Pipeline(const Params& params, uint32_t s, int first_row, int last_row,
                                       int tiles, uint8_t* ring)
@@ -167,7 +167,7 @@ struct Pipeline {
     offset = warp * kSpanBytes + piece * kPiece;
     from = params.packed + ((first_row + row) * Index{params.row_bytes} + offset);
     from += s * params.packed_stack_stride;
-    if (kPiece == 16 && piece >= kPieces) offset = 1 << 30;  // as if past the end of the row
+    if (kPiece == 16 && piece >= kPieces) offset = 1 << 30;  // treated as past the row's end
     if constexpr (kPiece == 4) rows_left = params.N - first_row;
     if constexpr (kScales != Scales::kByRow) {
       // In a span of a row, first the words of its scales, then those of its shifts.
@@ -184,8 +184,8 @@ struct Pipeline {
   __device__ __forceinline__ void next() {
     if (slice < params.slices) {
       const int warps = Team::warps(params);
-      // Past the end of a row lies what was there before: codes, which meet x = 0. Of float8 they could
-      // be NaN.
+      // Past the end of a row stale codes stay in the ring, which meet x = 0. As float8 they could be NaN, so those are
+      // replaced by zeros.
       if constexpr (kPiece == 4)
         copy_words();
       else if (!kAnyIsFinite || offset < params.row_bytes)
@@ -203,7 +203,7 @@ struct Pipeline {
       from += rows * params.row_bytes;
       if constexpr (kScales != Scales::kByRow) {
         copy_scales(0);
-        // Scales of 32 bits for each block.
+        // A second copy is needed for scales of 32 bits for each block.
         if (kHasShift && 1 << params.words_log > kCopiesOfScales) [[unlikely]]
           copy_scales(kCopiesOfScales);
         scale_from += rows * params.scale_row;
@@ -226,7 +226,7 @@ struct Pipeline {
   }
 
  private:
-  // A tile's words, of rows that are no whole pieces: those of a row together.
+  // Copies a tile word by word, where rows are not whole pieces: lanes that follow one another take one row.
   __device__ __forceinline__ void copy_words() const {
     static_assert(kAnyIsFinite && !Tiling<kParts>::kMayBeGated);
     const int lane = threadIdx.x % 32;
@@ -241,7 +241,7 @@ struct Pipeline {
       }
   }
 
-  // Of a tile, kCopiesOfScales words for each lane.
+  // Copies kCopiesOfScales words of a tile's scales for each lane.
   __device__ __forceinline__ void copy_scales(int copy_from) const {
     const int lane = threadIdx.x % 32;
     const int bytes = kMayBeginInWord ? scale_bytes : bytes_of_scales();
@@ -260,7 +260,7 @@ struct Pipeline {
     }
   }
 
-  // Of the word that this lane copies of each row of scales, in the span of `slice`.
+  // The byte offset, in a row of scales, of the word that this lane copies for the span of `slice`.
   __device__ __forceinline__ int offset_of_scales() const {
     const int span = slice * Team::warps(params) + Team::place(params, threadIdx.x / 32);
     const int word = kMayBeginInWord
@@ -268,20 +268,20 @@ struct Pipeline {
                          : span << params.words_log;
     return (word + (threadIdx.x & ((1 << params.words_log) - 1))) * 4;
   }
-  // Past the last group a scale must be finite, because 0 times NaN is NaN.
+  // How many bytes of it exist. Past the last group a scale must be finite, because 0 times NaN is NaN.
   __device__ __forceinline__ int bytes_of_scales() const {
     const int left = params.scale_row + before_row() - offset_of_scales();
     return kMayBeginInWord ? min(max(left, 0), 4) : left > 0 ? 4 : 0;
   }
-  // Bytes of a row's first word, of the row that this lane copies, that belong to the row before.
+  // How many bytes of the first word belong to the previous row, for the row that this lane copies.
   __device__ __forceinline__ int before_row() const {
     const int row = static_cast<int>(threadIdx.x % 32) >> (params.words_log + kHasShift);
     return kMayBeginInWord ? (row & params.odd_rows) * 2 : 0;
   }
 };
 
-// Shared memory of a warp: its ring, the terms of a tile. Behind those of all warps lies what is
-// staged of x, and then their partial sums.
+// Shared memory of a warp: its ring, then the terms of a tile. Behind that of all warps lies the x that they
+// stage, and then their partial sums.
 template <Format kFormat, Scales kScales, typename Rows, int kStages>
 struct WarpMemory {
   static constexpr int kTerms =
@@ -292,8 +292,8 @@ struct WarpMemory {
       kTerms + (kHasTerms ? kTileN * groups_of(kScales, Rows::kBlocks) * kTermBytes : 0);
 };
 
-// A scale or shift of 16 or 32 bits in a word, `at` bytes behind the first of its row. Without branches,
-// so that terms are made beside the first products: of 16 bits either half becomes the upper one.
+// The byte selector that takes a scale or shift of 16 or 32 bits, `at` bytes into its row, out of its word. Without
+// branches, so that terms are made beside the first products: 16 bits, from either half, become the upper half.
 __device__ __forceinline__ uint32_t select_of(const Params& params, int at) {
   return params.scale_log == 2 ? 0x3210 : at & 2 ? 0x3244 : 0x1044;
 }
@@ -302,14 +302,14 @@ __device__ __forceinline__ float value_in(const uint8_t* word, uint32_t select, 
   return dtype == Dtype::kF16 ? float_of_bits(bits >> 16, Dtype::kF16) : __uint_as_float(bits);
 }
 
-// Of the terms of a tile lane l makes those of the pairs l, l + 32 and so on of rows and blocks, or their halves.
+// The terms of a tile that lane l makes: those of pairs l, l + 32, .. of a row and a block (or half of one).
 template <typename Term, int kTerms>
 struct LaneTerms {
   static constexpr int kCount = kTerms / 32;
   Term of[kCount];
 };
 
-// From a tile's copied scales. before: as scales_before has it; unit: of a table's entries.
+// Makes a lane's terms from a tile's copied scales. before: from scales_before; unit: that of a table's entries.
 template <Scales kScales, int kBits, int kBlocks, typename Term>
 __device__ __forceinline__ auto terms_of_tile(const Params& params, int before,
                                               const uint8_t* scales, float unit) {

@@ -1,4 +1,4 @@
-// A warp's span of the rows of a tile: where it lies in shared memory, and what of it a lane takes.
+// A warp's span of a tile's rows: where it lies in shared memory, and which part a lane takes.
 #pragma once
 
 #include "../common/codes.cuh"
@@ -8,10 +8,10 @@ namespace jaxgemv::cuda::stream {
 
 constexpr int kTileN = 16;
 
-// Widths with few kernels: for one and two rows of x, with a norm or none.
+// Widths for which there are few kernels: for one and two rows of x alone.
 JAXGEMV_HD constexpr bool is_rare(int bits) { return bits == 1 || 8 % bits != 0; }
 
-// What a lane takes of a row is whole units: words, or octets of rare widths, as words if they are four.
+// A lane takes whole units of a row: words, or octets of rare widths; four octets (a run) are taken as words.
 template <int kBits, int kUnits>
 struct Unit {
   static constexpr bool kIsOctet = is_rare(kBits), kIsRun = kIsOctet && kUnits == 4;
@@ -20,23 +20,23 @@ struct Unit {
       std::conditional_t<kIsOctet && !kIsRun, uint64_t[kUnits], uint32_t[kIsRun ? kBits : kUnits]>;
 };
 
-// A span is blocks, of which lane t of four has kUnits units.
+// A span is a number of blocks; in each, lane t of four has kUnits units.
 template <int kBits, int kSpanBytes, int kUnits>
 struct SpanRows {
   static constexpr int kLaneUnits = kUnits, kBytes = kSpanBytes, kPieces = kSpanBytes / 16;
   static constexpr int kBlocks = kSpanBytes / (4 * kUnits * Unit<kBits, kUnits>::kBytes);
-  // So that the lanes that read together find different banks, the halves of each 128 bytes of odd rows
-  // change places, or rows are further apart: an odd number of pieces, or of pairs where lanes read two words.
+  // To keep lanes that read together on different banks, odd rows swap the halves of each 128 bytes, or rows
+  // are padded to an odd number of 16-byte pieces, or of pairs of pieces where lanes read two words.
   static constexpr bool kSwaps = !is_rare(kBits);
   static constexpr int kRowBytes =
       kSwaps ? kSpanBytes : 16 * (kBits % 2 ? kPieces | 1 : kPieces / 4 * 4 + 2);
 
-  // Byte `at` of a row that lies `more` rows behind `row`, an even number.
+  // Where byte `at` of row `row + more` lies; `more` is even.
   static __device__ __forceinline__ int place(int row, int at, int more = 0) {
     return (row + more) * kRowBytes + (kSwaps ? at ^ row % 2 * 64 : at);
   }
 
-  // Of lane (g, t): its units of block i in rows g and g + 8 of a tile.
+  // Loads lane (g, t)'s units of block i in rows g and g + 8 of a tile.
   static __device__ __forceinline__ void load(typename Unit<kBits, kUnits>::Share (&to)[2],
                                               const uint8_t* tile, int i) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

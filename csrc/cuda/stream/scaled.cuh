@@ -1,4 +1,4 @@
-// Scales that go into the operand: a tile's products add up over a whole span, whatever groups it has.
+// Scales that are multiplied into operand A: a tile's products add up over a whole span, however many groups it has.
 #pragma once
 
 #include "pipeline.cuh"
@@ -6,20 +6,20 @@
 
 namespace jaxgemv::cuda::stream {
 
-// The scales of a tile's rows g and g + 8 that meet the codes of lane t: its share of a block is 32 codes.
+// The scales of a tile's rows g and g + 8 for the codes of lane t, whose share of a block is 32 codes.
 //   begin(), end()  of a pass over the tile's codes; end() says whether it was the last
-//   scale(r, i, j)  what the codes of word j of block i in row g + 8 r are multiplied with
-//   factor()        what the sums are worth
+//   scale(r, i, j)  the factor for the codes of word j of block i in row g + 8 r
+//   factor()        what the sums have to be multiplied with
 template <Scales kScales, typename Decoder, int kBlocks>
 struct OperandScales;
 
-// Of powers of two, what is kept from tile to tile: the least of those that are exact, what all are by.
+// For e8m0 scales, kept from tile to tile: the least exponent that the window holds exactly, and its factor.
 struct Window {
   int least = 1 << 16;
   float factor = 0;
 };
 
-// e4m3 for 16 codes.
+// One e4m3 scale for 16 codes.
 template <typename Decoder, int kBlocks>
 struct OperandScales<Scales::kE4M3, Decoder, kBlocks> {
   __half2 pairs[2][kBlocks];
@@ -46,8 +46,8 @@ struct OperandScales<Scales::kE4M3, Decoder, kBlocks> {
   static __device__ __forceinline__ float factor() { return 1 / Decoder::kE4M3; }
 };
 
-// e8m0 for 32 codes: powers of two by that of a window, within which all are exact, in passes. A tile
-// nearly always lies in the window of the one before it, and in one of its own.
+// One e8m0 scale for 32 codes: powers of two, relative to a window within which all are exact. A tile whose scales
+// span more takes several passes; nearly always the window of the tile before will do, or else a single new one.
 template <typename Decoder, int kBlocks>
 struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   static constexpr int kDone = -512, kNan = 255;
@@ -56,7 +56,7 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   Window& window;
   bool last;
 
-  // blocks: of the span that lie within the row.
+  // blocks: those of the span that lie within the row.
   __device__ __forceinline__ OperandScales(const uint8_t* of_tile, int blocks, Window& window)
       : window(window) {
     const int g = lane_id() / 4, t = lane_id() % 4;
@@ -109,7 +109,7 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
     for (int i = 0; i < 2 * kBlocks; ++i)
       act(left[i / kBlocks][i % kBlocks], powers[i / kBlocks][i % kBlocks]);
   }
-  // Whether all of the tile lie in the window.
+  // Makes the powers of two. Returns whether all scales of the tile lie in the window.
   __device__ __forceinline__ bool make_powers() {
     constexpr uint32_t kExponent = 0x04000400;  // of two fp16
     constexpr uint32_t kLeast = Decoder::kTop + 15 - Decoder::kSpread + 1;
@@ -123,7 +123,7 @@ struct OperandScales<Scales::kE8M0, Decoder, kBlocks> {
   }
 };
 
-// A tile times a span of x.
+// y += a tile's products with a span of x.
 template <Scales kScales, typename Rows, typename Decoder, typename Span>
 __device__ __forceinline__ void multiply_scaled(const Decoder& codes, const uint8_t* weights,
                                                 const uint8_t* scales, int blocks, Window& window,

@@ -1,4 +1,4 @@
-// A warp's span of a row: how long it is and how many warps have registers for theirs, x of it as operands, and
+// A warp's span of a row: its length, how many warps have registers for theirs, x of it as operands, and
 // the products of a tile with it.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace jaxgemv::cuda::stream {
 
-// Kernels for few rows have no code for a residual beside others without parts; for many it is little.
+// Kernels for few rows of x without parts have no code for a residual alone; for many rows it is little code.
 JAXGEMV_HD constexpr bool takes_residual(Parts parts, int rows) {
   return parts != Parts::kNone || rows > 2;
 }
@@ -22,12 +22,12 @@ JAXGEMV_HD constexpr bool takes_residual(Parts parts, int rows) {
 template <Format kFormat, int kBits, int kRows, Scales kScales, int kUnits, Parts kParts,
           bool kByWords = false>
 struct SpanShape {
-  // Many rows of x with a norm have twice the operands.
+  // With a norm and more than two rows, x has twice as many operands.
   static constexpr bool kTwice = kParts == Parts::kNormAndEpilogue && kRows > 2;
   // With 8-bit codes, 256 bytes are two groups of 128. With 4-bit ones they are faster for one row
   // of x, and slower for two (H200). Tables take registers.
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
-  // Of rare widths blocks of 512 codes, or of 256 where they are many small ones.
+  // With rare widths spans have 512 codes, or 256 where blocks are small.
   static constexpr int kSpanBytes = is_rare(kBits) ? (kUnits == 4 ? 64 : 32) * kBits
                                     : kBits == 8 || (kBits == 4 && kRows == 1 && !kIsTable) ? 256
                                                                                             : 128;
@@ -48,16 +48,16 @@ struct SpanShape {
     return kRows == 8 ? std::array{8, 12, 16} : std::array{8, 8, kPlain && !kIsTable ? 12 : 8};
   }
   static constexpr int kMaxWarps = warps()[kUnits / 2];
-  // Whether a span's scales may begin inside of a word: the widest blocks have the large groups, and kernels
-  // for one row of x no register for it.
+  // Whether a span's scales may begin inside of a word: only the widest blocks, which have large groups, need it, and
+  // kernels for one row of x have no register for it.
   static constexpr bool kMayBeginInWord = kByWords || (kRows > 1 && kUnits == (kIsTable ? 2 : 4));
   // Tiles in a warp's ring. More than two are no faster, and make whatever is not yet asked for wait longer
   // (H200, int4, M = 1; 2, 3 and 4 tried, docs/cuda-notes.md). With 8 warps four are as many bytes.
   static constexpr int kStages = go_into_operand(kScales) && kRows > 8 ? 4 : 2;
 };
 
-// x in registers: one or two rows as bytes, of any type; more as pairs, and all where codes take scales
-// with them. Codes of integers are exact in x's type, whichever it is; others, and x * norm, are fp16.
+// x in registers: one or two rows as bytes (XInt8), of any type; more rows as pairs, and all where codes take scales
+// with them. Integer codes are exact in x's type, whichever it is; other codes, and x * norm, are fp16.
 template <typename C, typename Element, typename X, int kRows, Scales kScales, int kSpanBytes,
           int kUnits, Parts kParts>
 using PairsSpan = std::conditional_t<
@@ -77,12 +77,12 @@ using Span = std::conditional_t<
                        PairsSpan<PairCodes<kFormat, kBits, Element>, Element, X, kRows, kScales,
                                  kSpanBytes, kUnits, kParts>>>;
 
-// Adds to y a tile times a span of x. With one scale a row the results still lack the row's term.
+// y += a tile's products with a span of x. With one scale a row the row's term is applied later.
 template <Scales kScales, typename Rows, typename Term, typename Span, typename PutTerms>
 __device__ __forceinline__ void multiply(const uint8_t* weights, const Term* terms,
                                          PutTerms&& put_terms, const Span& xs,
                                          float (&y)[Span::kResults]) {
-  constexpr int kParts = groups_of(kScales, 1);  // of a block
+  constexpr int kParts = groups_of(kScales, 1);  // groups of a block
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < Span::kBlocks; ++i) {

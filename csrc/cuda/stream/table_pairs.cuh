@@ -1,5 +1,5 @@
-// Tables of 16 in shared memory: a byte of codes, two of them, finds both entries by one load. (In registers, as
-// table16.cuh has them, a code takes two permutes.)
+// Tables of 16 entries in shared memory, by pairs: a byte, which is two codes, finds both entries with one load. (In
+// registers, as in table16.cuh, a code takes two permutes.)
 #pragma once
 
 #include "../common/code_bytes.cuh"
@@ -9,7 +9,7 @@
 
 namespace jaxgemv::cuda::stream {
 
-// In code for GPUs with 200 KB of shared memory and more, which are those of these compute capabilities.
+// Whether this is code for GPUs with 200 KB of shared memory and more: these compute capabilities.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10
 constexpr bool kLargeShared = true;
 #else
@@ -17,10 +17,10 @@ constexpr bool kLargeShared = false;
 #endif
 constexpr bool has_large_shared(int major) { return major == 9 || major == 10; }
 
-// From pair to pair. With 256 bytes, of which lanes have 4 each, or 8, a byte of codes is a byte of its address.
+// Bytes from a pair to the next. With 256, of which a lane has 4 or 8, a byte of codes is a byte of its address.
 constexpr int pair_stride(bool large_shared) { return large_shared ? 256 : 128; }
 
-// A word for each pair of codes and lane, in a bank of the lane's own.
+// The table: a word for each pair of codes and each lane, in a bank of the lane's own.
 class Pairs {
  public:
   __device__ __forceinline__ float unit() const { return unit_; }
@@ -33,8 +33,8 @@ class Pairs {
   __device__ __forceinline__ explicit Pairs(uint8_t* shared)
       : lane_bytes_(threadIdx.x % 32 * 4), table_(shared) {}
 
-  // Those of this lane's entry `half`, 16 bits, and of all others. By all warps, which then have to meet; half a warp
-  // has a pair. (With eight lanes for one some kernels keep registers in memory.)
+  // Writes the pairs of all entries, `half` being this lane's, 16 bits. Called by all warps, which then have to meet;
+  // half a warp writes a pair. (With eight lanes for each some kernels keep registers in memory.)
   __device__ __forceinline__ void put(uint32_t half, int at = 0) const {
 #pragma unroll 1
     for (int second = static_cast<int>(threadIdx.x / 32); second < 16; second += blockDim.x / 32) {
@@ -48,7 +48,7 @@ class Pairs {
       }
     }
   }
-  // Of a word's byte.
+  // The pair for byte `byte` of a word of codes.
   __device__ __forceinline__ uint32_t get(uint32_t word, int byte, int at = 0) const {
     uint32_t place;
     if constexpr (kStride == 256)
@@ -68,7 +68,7 @@ class Pairs {
 struct TableScale {
   float scale, unit, largest;
 
-  // By a whole warp. most: of the largest one then, if it is to be less.
+  // By a whole warp. most: a limit on the largest entry after scaling, if it is to be less.
   __device__ __forceinline__ explicit TableScale(float entry, float most = 0x1p15f) {
     const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(entry) & 0x7fffffffu);
     int exponent = normal_exponent<float>(bits, 15);
@@ -78,10 +78,10 @@ struct TableScale {
   }
 };
 
-// For one and two rows of x. Entries are numbers of 16 bits, 256 times a signed byte and another one: to 2^-15 of the
-// largest, or where that is no power of two 2^-14. The two bytes are neighbours in A, and where they meet x its digits
-// of 8 bits, of which it has three, are in columns worth 256 times as much as the one before: a digit that meets the
-// higher byte is one column further.
+// For one and two rows of x. Entries are numbers of 16 bits, 256 times a signed byte plus another one: within 2^-15 of
+// the largest, or if that is no power of two, 2^-14. The two bytes are neighbours in A. The three 8-bit digits of x
+// are in columns of B, each worth 256 times as much as the one before: where a digit meets the higher byte, it is one
+// column further on.
 class DigitPairs : public OneSum, public Pairs {
  public:
   static constexpr int kSteps = 4, kTableBytes = 256 * kStride;
@@ -100,14 +100,14 @@ class DigitPairs : public OneSum, public Pairs {
     put((high & 0xff) | (fixed & 0xff) << 8);
   }
 
-  static __device__ constexpr int code(int four, int i) { return 4 * four + i; }  // for x
+  static __device__ constexpr int code(int four, int i) { return 4 * four + i; }  // used to order x
   __device__ __forceinline__ uint32_t quad(uint32_t word, int step) const {
     return get(word, step);
   }
   using Pairs::unit;  // not OneSum's
 };
 
-// For more rows. Entries are one fp16 by the right factor, or the sum of two.
+// For more rows of x. Entries are one fp16 if some factor makes them exact enough, or else the sum of two.
 class HalfPairs : public Pairs {
  public:
   static constexpr int kWordCodes = 8, kProducts = 2, kPlanes = 2;
@@ -119,7 +119,7 @@ class HalfPairs : public Pairs {
   }
 
   HalfPairs() = default;
-  // wide: beside float32 x.
+  // wide: x is float32.
   __device__ __forceinline__ HalfPairs(uint32_t bits, Dtype dtype, uint8_t* shared, bool wide)
       : Pairs(shared) {
     const float entry = float_of_bits(bits, dtype);

@@ -1,4 +1,4 @@
-// Which variants of the streaming kernel there are, and what of a call they take.
+// Which variants of the streaming kernel there are, and which calls they take.
 #pragma once
 
 #include <algorithm>
@@ -7,47 +7,47 @@
 
 namespace jaxgemv::cuda::stream {
 
-// How a call's weights and scales lie. lane_units: a lane's share of a block, of which a group is 2^group_log.
+// How a call's weights and scales lie. lane_units: a lane's units of a block; a group is 2^group_log blocks.
 struct Found {
   bool found = false;
   Scales scales = Scales::kByRow;
   int lane_units = 0, group_log = 0;
-  bool odd_rows = false;  // begin in the middle of a word of scales
-  // Whether weights are copied by words: of rows that are no whole 16 bytes, or whose scales other kernels refuse.
+  bool odd_rows = false;  // odd rows begin in the middle of a word of scales
+  // Whether weights are copied by words: if rows are no whole 16 bytes, or their scales suit no other kernel.
   bool by_words = false;
 };
 
-// Of a format, a width and a type of x.
+// The variants for a format, a width and a type of x.
 template <Format kFormat, int kBits, typename X>
 struct Variants {
   static constexpr bool kHasShift = kFormat == Format::kAffine;
   static constexpr bool kIsTable = kFormat == Format::kCodebook;
   static constexpr bool kIsWide = std::is_same_v<X, float>;
-  // A row of float32 is two of bytes beside integers; beside others it is as one with a norm, in the same kernels.
+  // A row of float32 x is two rows of bytes beside integers; beside other formats it goes through kernels with a norm.
   static constexpr bool kInParts = kIsWide && kHasShift, kAsNormed = kIsWide && !kHasShift;
-  // With no kernels of their own for one scale a row, and for an epilogue without a norm.
+  // Rare widths have no kernels of their own for one scale a row, nor for an epilogue without a norm.
   static constexpr bool kIsRare = is_rare(kBits);
-  // That share a read of the weights.
+  // The most rows of x that share a read of the weights.
   static constexpr int kMaxRows = kIsWide ? 1 : kIsRare ? 2 : kBits == 2 ? 8 : 16;
-  // Of what is very rare there are the plain kernels alone: all together are much of a wheel's bytes.
+  // What is very rare has only plain kernels, without parts: all together are a large share of a wheel's bytes.
   static constexpr bool kHasParts = kFormat != Format::kE5M2 && kBits > 1;
 
-  // Each kMaxRows rows have CTAs of their own, next to each other, so that memory is read once.
-  // Only kernels for 8 rows can do that. Where a block has two groups, 8 of 16 rows have.
+  // With more rows, each kMaxRows of them have CTAs of their own, next to each other, so that memory is read once.
+  // Only kernels for 8 rows can do that. Where a block has two groups, this holds for each 8 of 16 rows.
   static constexpr int kMostRows = kBits == 2 ? 64 : kMaxRows;
-  // XInt8, for one and two rows.
+  // Whether one and two rows of x are bytes (XInt8).
   static constexpr bool kHasBytes = kHasShift || (kIsTable && !kIsWide);
 
-  // A lane's shares of a block that there are kernels for; it has 16 bytes of x or more. Of tables four words are
-  // left out: their groups are mostly of 64 or less.
+  // Whether there are kernels in which a lane has so many units of a block; it has 16 bytes of x or more. Tables have
+  // none for four words: their groups are mostly of 64 or less.
   static constexpr bool has_units(int lane_units) {
     if (kIsTable) return lane_units < 4;
     if (kBits == 1) return lane_units == 4;
     return kBits == 8 ? lane_units > 1 : !kIsRare || lane_units != 2;
   }
 
-  // Of one row of x, those that there are kernels for where each half of a block is a group, so that half as many
-  // groups end. (Of one unit tables have them for more rows too.)
+  // The same for one row of x where each half of a block is a group, which halves the number of blocks
+  // that end. (With one unit, tables have these kernels for more rows too.)
   static constexpr bool has_halves(int lane_units) {
     if (kIsWide || kBits == 1 || kBits == 8) return false;
     if (kIsRare) return lane_units == 4;
@@ -56,30 +56,30 @@ struct Variants {
   template <Scales kScales, int kUnits>
   static constexpr bool kIsOneRow = kScales == Scales::kByHalf && (kHasShift || kUnits > 1);
 
-  // Blocks of one word a lane are too many for more rows.
+  // With one word a lane there are too many blocks for more than 8 rows.
   static constexpr int max_rows(int lane_units) {
     return lane_units == 1 && !kIsTable ? std::min(8, kMaxRows) : kMaxRows;
   }
 
-  // Whether there are kernels with parts: tables with scales that are rare have none.
+  // Whether there are kernels with parts: tables have none for a scale a row or for halves of blocks of one unit.
   static constexpr bool has_parts(Scales scales, int lane_units) {
     const bool has_rare =
         scales == Scales::kByRow || (scales == Scales::kByHalf && lane_units == 1);
     return kHasParts && !(kIsTable && has_rare);
   }
-  // Rows of x that an epilogue without a norm is there for. Of integers with more than two it is XLA's, as choose.h
-  // says, but for a scale of one byte, which is part of these kernels.
+  // The most rows of x with an epilogue and no norm. For integers with more than two rows XLA does it, as choose.h
+  // says, except with a one-byte scale for each row, which is part of these kernels.
   static constexpr int epilogue_rows(Scales scales) {
     if (kHasShift) return scales == Scales::kByRow ? kMaxRows : std::min(2, kMaxRows);
     return kIsTable && !go_into_operand(scales) ? 2 : 8;
   }
 
-  // Rows of x that share a read with a norm, where there are more than two: as registers allow.
+  // Rows of x that share a read with a norm, if there are more than two: as many as registers allow.
   template <Scales kScales, int kUnits>
   static constexpr int kNormedRows =
       (kBits == 4 && !go_into_operand(kScales) ? 8 : 4) / (kUnits > 1 ? 1 : 2);
 
-  // Whether there is a kernel for odd rows of scales: of common widths for two groups of a span or more.
+  // Whether there is a kernel for odd rows of scales: for common widths only with two groups or more in a span.
   static constexpr bool may_be_odd(int lane_units, int group_log) {
     constexpr int kUnits = has_units(4) ? 4 : 2;
     using Shape = SpanShape<kFormat, kBits, 2, Scales::kByBlock, kUnits, Parts::kNone>;
@@ -88,7 +88,7 @@ struct Variants {
     return lane_units == kUnits && (kIsRare || blocks >> group_log >= 2);
   }
 
-  // Whether there are kernels that copy weights by words: of scales that a span has terms of.
+  // Whether there are kernels that copy weights by words, for such scales.
   static constexpr bool has_words(Scales scales) {
     return kHasBytes && (scales == Scales::kByRow || scales == Scales::kByBlock);
   }
@@ -103,8 +103,8 @@ struct Variants {
       return size_of(p.dtype) == size && (has_one ? p.n_stride == 1 : p.g_stride == 1) &&
              p.stack_stride * size % 4 == 0 && is_aligned(p.data, 4);
     };
-    // Rows of 16-bit scales may be no whole words. Then tiles, of a gated activation in both halves, begin with even
-    // ones.
+    // Rows of 16-bit scales may be no whole words. Then tiles have to begin with even rows, with a gated activation in
+    // both halves.
     const bool odd = scale.n_stride * size % 4 != 0;
     if (odd && size != 2) return {};
     by_words |= odd && problem.N % (is_gated(problem.activation) ? 4 : 2) != 0;
@@ -135,7 +135,7 @@ struct Variants {
 
   static bool has_epilogue(const Problem& problem, const Operands& operands, Scales scales) {
     const bool is_factor = go_into_operand(scales) && ScaledCodes::is_factor(operands.global_scale);
-    // What has one or two rows as bytes, in kernels of its own.
+    // Whether one or two rows are bytes, which have kernels of their own.
     const bool is_few = kIsRare || (kHasBytes && !go_into_operand(scales) && problem.M <= 2);
     return problem.activation != Activation::kNone ||
            (operands.residual.data != nullptr && is_few) ||

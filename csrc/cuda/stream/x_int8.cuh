@@ -1,17 +1,17 @@
 // One or two rows of x as operand B of the integer mma.m16n8k32, and the weights that meet them.
 //
-// An mma has eight columns, and few rows of x leave most of them free. So x becomes fixed point, by
-// a power of two for each span of a row, and its four bytes are four columns: y is the sum of their
-// products by powers of 256, each of them exact. Elements down to 2^-19 of the span's largest are
-// exact, smaller ones are off by 2^-31 of it at most. A row of float32 is two: what the first leaves of it
+// An mma has eight columns, of which few rows of x would leave most unused. So x becomes fixed point, by
+// a power of two for each span of a row, and its four bytes are four columns: y is the sum of their exact
+// products, weighted by powers of 256. Elements down to 2^-19 of the span's largest are
+// exact, smaller ones are off by 2^-31 of it at most. A row of float32 is two such rows: what the first leaves
 // becomes fixed point once more, so that elements down to 2^-38 are exact. Where entries of a table have two
 // bytes, x has three: elements down to 2^-14 of the span's largest are exact, others off by 2^-23 of it at most.
 //
-// Codes need no conversion: a word masked is four of them in bytes, times a place that is shifted
-// out of the product. An 8-bit word is ready as it is. Those of widths that do not divide a byte take a few
-// operations each four, and those of tables are looked up.
+// Codes need no conversion: a masked word is four codes in bytes, times a power of two that is shifted
+// out of the product. An 8-bit word is ready as it is. Widths that do not divide a byte take a few
+// operations for each four codes, and those of tables are looked up.
 //
-// Where two groups share a block, x of the second is in the columns of a second row, alone.
+// Where two groups share a block, x of the second group has columns of its own, those of a second row.
 //
 // With a norm it is x * norm that becomes fixed point.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace jaxgemv::cuda::stream {
 
-// Up to kMaxRows rows of 16-bit x, one or two; one where blocks have two groups. Or one of float32, if
+// Up to kMaxRows (1 or 2) rows of 16-bit x, only 1 where blocks have two groups; or one row of float32, if
 // kMayBeInParts.
 template <Format kFormat, int kBits, int kMaxRows, int kSpanBytes, int kUnits, bool kNormed,
           bool kHasHalves>
@@ -37,7 +37,7 @@ class XInt8 {
   static_assert(kMaxRows == 1 || !kHasHalves);
 
  public:
-  using Units = typename Unit<kBits, kUnits>::Share[2];  // of two rows of the weights
+  using Units = typename Unit<kBits, kUnits>::Share[2];  // of rows g and g + 8 of the weights
   static constexpr bool kHasSums = C::kHasSums, kHalves = kHasHalves;
   static constexpr bool kMayLackNorm = is_rare(kBits);
   C codes;
@@ -52,7 +52,7 @@ class XInt8 {
     return kMayBeInParts && x == Dtype::kF32;
   }
 
-  // As in XPairs, but a lane copies whole words' x; float32 to where the second row is made.
+  // As in XPairs, but a lane copies neighbouring octets; float32 goes to where its second row will be.
   template <bool kAnyK>
   static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
                                              int K, int k0, uint8_t* staged) {
@@ -72,8 +72,8 @@ class XInt8 {
     }
   }
 
-  // Turns what this warp's copies have brought into operands. norm: from the span's first k on, of
-  // which there are `count`.
+  // Turns the x that this warp has copied into operands. norm: from the span's first k on; count: elements
+  // of the span that exist.
   // Returns the sums of squares of two rows of x, as far as this lane has them.
   __device__ __forceinline__ float2 take(int rows, Dtype dtype, uint8_t* staged,
                                          const StagedNorm& norm, int count) {
@@ -93,7 +93,7 @@ class XInt8 {
         worth[1] = worth[0] * 256;
       }
       if constexpr (kHasSums) {
-        // Neighbouring lanes have a block's x, or a half's. The lane of the lowest bytes keeps the sum.
+        // Neighbouring lanes have the x of a block, or half of one. The lanes with the lowest bytes keep its sum.
         constexpr int kLanes = 32 / kBlocks, kSumLanes = kLanes / (kHalves ? 2 : 1);
         float total = row.sum * row.power;
 #pragma unroll
@@ -107,7 +107,7 @@ class XInt8 {
       }
     }
     __syncwarp();
-    // The last row fills the columns of those there are not.
+    // The last row also fills the columns of rows that are not there.
     const uint8_t* const row = staged + min(g / 4, rows - 1) * kRowBytes + t * kShare;
     const auto plane = [&](int digit) { return row + digit % 4 * kSpanK; };
 #pragma unroll
@@ -132,7 +132,7 @@ class XInt8 {
     return squares;
   }
 
-  // A tile's products with block i.
+  // v <- a tile's products with block i.
   template <bool>
   __device__ __forceinline__ void dot(const Units& w, int i, float (&v)[kResults]) const {
     int sums[C::kSums][4];
@@ -178,8 +178,8 @@ class XInt8 {
   static __device__ __forceinline__ int half(int) { return lane_id() % 4 / 2; }
   __device__ __forceinline__ float sum_of(int, int i) const { return sum[i]; }
 
-  // Adds results to partial sums, at row g of the weights; the halves of the bytes apart, and those of blocks as
-  // if they were of two rows of x.
+  // Adds results to partial sums, at row g of the weights. The two halves of a row's bytes stay apart, and those of a
+  // block with two groups are added as if they were two rows of x.
   static __device__ __forceinline__ void add(float2* to, int column_size, int rows, bool more,
                                              const float (&v)[kResults], bool both_rows) {
     const int t = lane_id() % 4;
@@ -192,7 +192,7 @@ class XInt8 {
     }
   }
 
-  // Of all lanes together, what `take` gave.
+  // Adds up over all lanes the squares that `take` returned, and adds them to partial sums.
   static __device__ __forceinline__ void add_squares(float2* to, int column_size, int rows,
                                                      bool more, float2 squares) {
 #pragma unroll
@@ -207,31 +207,31 @@ class XInt8 {
   }
 
  private:
-  // Registers end there.
+  // Limited by registers.
   static constexpr bool kMayBeInParts = kFormat == Format::kAffine && kMaxRows == 2 && kBits > 2;
-  static constexpr int kSteps = C::kSteps;             // of a unit: registers of four codes
-  static constexpr int kPieces = kSpanK / 256;         // of 16 bytes of x, that a lane copies
+  static constexpr int kSteps = C::kSteps;             // registers of four codes that a unit has
+  static constexpr int kPieces = kSpanK / 256;         // octets of x that a lane copies
   static constexpr int kShares = kIsRun ? 1 : kUnits;  // a run is four units
-  // Bytes of a plane and block for a lane.
+  // Bytes that a lane takes of a plane of a block.
   static constexpr int kShare = kShares * kSteps * (kIsTable ? 2 : 4);
   static constexpr int kTop = kIsTable ? 22 : 30;  // fixed point is less than 2^kTop
-  // In a block the sums stay under 2^22.
+  // The sums over a block stay below 2^22.
   static constexpr int kMostBits =
       kIsTable ? 8 : kBits + C::kUp;  // of a byte, or of two that are neighbours
   static_assert(kSpanK / kBlocks * ((1 << kMostBits) - 1) * 128 < 1 << 22);
 
   // Lane (g, t) has byte g % 4 of row g / 4 of x, for units t * kUnits .. of each block.
   uint32_t b[kBlocks][kShares][kSteps];
-  // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over the blocks by these.
+  // What columns 2 t and 2 t + 1 of a product are worth, and x's sums over each block.
   float worth[2], sum[kBlocks];
 
-  // Of a row: what the lowest byte is worth; and of this lane's elements the sum by that, and of their
-  // squares without norm.
+  // For a row: what its lowest byte is worth, and for this lane's elements their sum in that unit, and the sum of
+  // their squares before the norm.
   struct Row {
     float power, sum, squares;
   };
 
-  // Makes four planes of bytes of a row, whose elements lie raw; or of what such planes leave.
+  // Makes four planes of bytes from a row's raw elements, or (is_rest) from what such planes of it leave.
   static __device__ __forceinline__ Row make_slices(uint8_t* row, const uint8_t* raw, Dtype dtype,
                                                     const StagedNorm& norm, int count,
                                                     bool is_rest) {
@@ -253,7 +253,7 @@ class XInt8 {
         for (int j = 0; j < kPieces; ++j)
           if (place_of(8 * j) < count) norm.load_octet(factor[j], place_of(8 * j));
       }
-      float of[4] = {};  // chains of instructions that wait for one another are short
+      float of[4] = {};  // four sums, so that chains of dependent instructions are short
       float most[4] = {};
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
@@ -303,15 +303,15 @@ class XInt8 {
       for (int r = 0; r < kPieces; ++r)
         *reinterpret_cast<uint2*>(row + d * kSpanK + (lane_id() * kPieces + r) * 8) = {
             planes[d][2 * r], planes[d][2 * r + 1]};
-    const float power = finite ? power_of_two(-exponent) : NAN;  // for all results
+    const float power = finite ? power_of_two(-exponent) : NAN;  // NaN for all results
     if (is_rest) return {power / kOfRest, 0, 0};
     return {power, (sums[0] + sums[1]) + (sums[2] + sums[3]), squares};
   }
 
   static constexpr float kOfRest = 0x1p31f;
 
-  // Of this lane's elements of a span so many follow one another from element e on, at place_of(e): all, or of
-  // runs those for its registers in each octet.
+  // How many of this lane's elements follow one another in the span, from element e at place_of(e) on: all, or in runs
+  // those for its registers in each octet.
   static constexpr int kAlong = kPieces * (kIsRun ? 2 : 8);
   static __device__ __forceinline__ int place_of(int e) {
     if constexpr (!kIsRun) return lane_id() * kAlong + e;

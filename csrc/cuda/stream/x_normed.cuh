@@ -1,6 +1,6 @@
-// x with a norm, where it is not bytes, and float32 x beside others than integers: x * norm becomes the sum of two fp16
-// by a power of two for each span of a row, and these are two rows of x_pairs.cuh. The second has a power of its own:
-// elements down to 2^-29 of the span's largest are exact to 2^-22, smaller ones are off by 2^-51 of it at most.
+// x with a norm, where it is not bytes, and float32 x beside formats other than integers. x * norm becomes the sum of
+// two fp16, by a power of two for each span of a row, and these are two rows of x_pairs.cuh. The second has its own
+// power: elements down to 2^-29 of the span's largest are exact to 2^-22, smaller ones off by 2^-51 of it at most.
 #pragma once
 
 #include "x_pairs.cuh"
@@ -19,7 +19,7 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
   static constexpr bool kMayLackNorm = true;
   using Base::kResults, Base::kSpanK;
 
-  // As in XPairs. The halves of an octet of float32 go where its two rows are made.
+  // As in XPairs. The two halves of an octet of float32 go to the places of the two rows made of it.
   template <bool kAnyK>
   static __device__ __forceinline__ void ask(const void* x, Dtype dtype, Index first, int rows,
                                              int K, int k0, uint8_t* staged) {
@@ -96,7 +96,7 @@ class XNormed : public XPairs<C, __half, __half, 2 * kMaxRows, kSpanBytes, kUnit
   static constexpr int kPieces = kSpanK / 256;  // octets of a lane
   static constexpr float kOfRest = 0x1p11f;  // what fp16 lacks of a number is 2^-11 of it at most
 
-  // Row m of what is staged becomes x * norm in fp16 by a power of two, and row `rest` what is missing from it, by
+  // The staged row m becomes x * norm in fp16 by a power of two, and row `rest` what is missing from it, scaled by
   // kOfRest more. Returns the inverse of the power.
   static __device__ __forceinline__ float split(int m, int rest, Dtype dtype, uint8_t* staged,
                                                 const StagedNorm& norm, int count, float& squares) {

@@ -1,11 +1,11 @@
 // More than two rows of x as operand B of mma.m16n8k16, and the weights that meet them.
 //
-// A step p of k16 takes Codes<.., Element>::product(word, p, ..) of a row.
+// Step p, 16 values of k, takes Codes<.., Element>::product(word, p, ..) of a row of the weights.
 //
-// x of that type only changes its order. Else it becomes fp16 by a power of two for each span of a
-// row of x, which brings the span's largest element to just under 2^15: elements of bfloat16 down to
+// x of type Element is only reordered. Other x becomes fp16 by a power of two for each span of a
+// row, which brings the span's largest element to just under 2^15: elements of bfloat16 down to
 // 2^-29 of it stay exact, smaller ones are off by 2^-40 of it at most. Sums of x are products with
-// codes of one.
+// codes that are all one.
 #pragma once
 
 #include "../common/norm.cuh"
@@ -17,7 +17,7 @@ namespace jaxgemv::cuda::stream {
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
 
-// Of pairs of x, the bits of the largest magnitude.
+// The bits of the largest magnitude among pairs of x.
 template <int kPairs>
 __device__ __forceinline__ uint32_t largest_of(const uint32_t (&pairs)[kPairs]) {
   uint32_t largest = 0;
@@ -33,8 +33,8 @@ __device__ __forceinline__ float largest_of(float a, float b) {
   return largest;
 }
 
-// Starts the copy of an octet of x, whose elements have `size` bytes, from element k of a row of K on; zeros past K.
-// kAnyK: which may be no whole octets, and the row begin anywhere.
+// Starts the copy of eight elements of x, of `size` bytes each, from element k of a row of K on; zeros past K.
+// kAnyK: K may be no multiple of eight, and the row may begin anywhere.
 template <bool kAnyK>
 __device__ __forceinline__ void copy_octet(uint8_t* to, const char* from, int size, int k, int K) {
   if constexpr (!kAnyK) {
@@ -57,10 +57,10 @@ __device__ __forceinline__ void copy_octet(uint8_t* to, const char* from, int si
   }
 }
 
-// x of any type, which the kernel is told.
+// x of any type, which a kernel parameter says.
 struct AnyX {};
 
-// One of two types, so that a third needs no code.
+// Narrows a dtype to one of two, so that the compiler makes no code for a third.
 __device__ __forceinline__ Dtype narrow(Dtype dtype) {
   return dtype == Dtype::kF16 ? Dtype::kF16 : Dtype::kBF16;
 }
@@ -75,16 +75,16 @@ __device__ __forceinline__ uint32_t half_pair(float low, float high) {
 template <typename C, typename Element, typename X, int kMaxRows, int kSpanBytes, int kUnits,
           bool kHasHalves>
 class XPairs {
-  static constexpr int kSteps = C::kProducts;                // of a word
+  static constexpr int kSteps = C::kProducts;                // k16 steps of a word
   static constexpr int kShare = kUnits * C::kWordCodes / 8;  // 16-byte pieces of a block for a lane
   static constexpr int kColumnTiles = kMaxRows / 8 * (kHasHalves ? 2 : 1);  // of an mma's 8 columns
   static constexpr bool kScaled = !std::is_same_v<X, Element>;
   static_assert(kShare >= 1);
 
  public:
-  using Units = uint32_t[2][kUnits];  // of two rows of the weights
+  using Units = uint32_t[2][kUnits];  // of rows g and g + 8 of the weights
   static constexpr bool kHasSums = C::kHasSums;
-  static constexpr bool kHalves = false;       // in sums of their own, as XInt8 has them
+  static constexpr bool kHalves = false;       // halves of blocks in sums of their own, as in XInt8
   static constexpr bool kMayLackNorm = false;  // in a kernel that has one
   C codes;
   static constexpr int kBlocks = kSpanBytes / (16 * kUnits),
@@ -96,7 +96,7 @@ class XPairs {
 
   static __device__ __forceinline__ bool is_in_parts(Dtype) { return false; }
 
-  // Starts the copy of the span that begins at k0 of rows from element `first` on.
+  // Starts the copy of the span from k0 on, for rows whose first one begins at element `first` of x.
   template <bool kAnyK>
   static __device__ __forceinline__ void ask(const void* x, Dtype, Index first, int rows, int K,
                                              int k0, uint8_t* staged) {
@@ -112,7 +112,7 @@ class XPairs {
     }
   }
 
-  // Turns what this warp's copies have brought into operands.
+  // Turns the x that this warp has copied into operands.
   __device__ __forceinline__ float2 take(int rows, Dtype dtype, const uint8_t* staged,
                                          const StagedNorm&, int) {
     // Rows past the last one repeat it and are not stored.
@@ -121,8 +121,8 @@ class XPairs {
     return {};
   }
 
-  // Adds to `sums`, of which it takes turns, a tile's products with block i of what `codes_of(r, j, plane,
-  // step, half)` makes of word j in row g + 8 r.
+  // Adds a tile's products with block i to `sums`: to those of the plane, or to the two in turns.
+  // codes_of(r, j, plane, step, half) gives the operand register made of word j of row g + 8 r.
   template <typename CodesOf>
   __device__ __forceinline__ void add_products(CodesOf&& codes_of, int i, int plane,
                                                float (&sums)[kColumnTiles][2][4]) const {
@@ -138,7 +138,7 @@ class XPairs {
                                 codes_of(0, j, step, 1), codes_of(1, j, step, 1), b[c][i][j][step]);
   }
 
-  // A tile's products with block i. kByBlock: with x's sum times a table's least entry, which has the same
+  // v <- a tile's products with block i. kByBlock: including x's sum times a table's least entry, which has the same
   // scale.
   template <bool kByBlock>
   __device__ __forceinline__ void dot(const Units& w, int i, float (&v)[kResults]) const {
@@ -235,7 +235,7 @@ class XPairs {
     }
   }
 
-  // Of rows 8 c + 2 t and the next of x: what all is to be multiplied with.
+  // For rows 8 c + 2 t and the next of x: the factor of all their results.
   float power[kColumnTiles][2];
 
   // Where a 16-byte piece of row m lies. Eight lanes that load together, of two rows and all
@@ -250,7 +250,7 @@ class XPairs {
   // Lane (g, t) = (lane / 4, lane % 4) has row 8 c + g of x and words t * kUnits .. of each
   // block.
   uint32_t b[kColumnTiles][kBlocks][kUnits][kSteps][2];
-  // Of rows 8 c + 2 t and the next of x: the sums over the blocks.
+  // For rows 8 c + 2 t and the next of x: their sums over each block.
   float sum[kColumnTiles][kBlocks][2];
 
   static __device__ __forceinline__ Dtype type_of(Dtype dtype) {
@@ -259,14 +259,14 @@ class XPairs {
     else
       return kDtypeOf<X>;
   }
-  // Of the power of two for a span whose largest element has these bits.
+  // The exponent of the power of two for a span whose largest element has these bits.
   static __device__ __forceinline__ int exponent_of(uint32_t largest, Dtype dtype) {
     if constexpr (!std::is_same_v<X, AnyX>) return normal_exponent<X>(largest, 15);
     const float most = float_of_bits(largest, type_of(dtype));
     return normal_exponent<float>(__float_as_uint(most), 15);
   }
 
-  // What meets register `half` of a step, from a word's x in pairs.
+  // The operand register that meets register `half` of a step, made from a word's x in pairs.
   static __device__ __forceinline__ uint32_t operand(const uint32_t* pairs, int step, int half,
                                                      float scale, Dtype dtype) {
     const int low = C::code(step, half, 0), high = C::code(step, half, 1);

@@ -1,11 +1,11 @@
 // The transposed product, y[m, k] = sum_n x[m, n] w[n, k], on tensor cores. Weights lie along k, so
-// a lane takes the same codes of two neighbouring rows n, and one byte permutation makes pairs of n
-// of them, as an mma wants. Unlike in the product itself, scales differ along the sum:
+// a lane takes the same codes of two neighbouring rows n, and one byte permutation makes pairs along n
+// of them, as an mma wants. Unlike in the product, scales differ along the sum:
 //
 //   y[m, k] = sum_n v[m, n] q[n, k] + sum_n x[m, n] shift[n],   v = x scale, of the group of k
 //
-// q is exact as fp16 (Bits); v is the sum of two fp16, 22 bits, in a unit of its row that
-// grows with the largest v seen so far. A warp takes a tile of K within one group.
+// q is exact in fp16 (Bits); v is the sum of two fp16, 22 bits, in a unit that each row of x has and that
+// grows with the largest v seen so far. A warp takes a tile of K, of one or two groups.
 #pragma once
 
 #include <type_traits>
@@ -26,9 +26,9 @@ __device__ __forceinline__ void load_words(uint32_t (&to)[kWords], const uint8_t
   memcpy(to, &v, sizeof(v));
 }
 
-// Powers of two in which v is held: v * unit is at most 2^15 up to limit.
+// The power of two in whose units v is held: v * unit() is at most 2^15 for v up to limit().
 struct Quantum {
-  uint32_t exponent = 13;  // of the float that is limit / 8; 13 and 252 keep all in range
+  uint32_t exponent = 13;  // exponent field of limit() / 8; 13 to 252 keep all in range
 
   __device__ __forceinline__ float limit() const { return __uint_as_float((exponent + 3) << 23); }
   __device__ __forceinline__ float unit() const { return __uint_as_float((266 - exponent) << 23); }
@@ -37,7 +37,7 @@ struct Quantum {
   }
 };
 
-// Two values, in fp16, and what is missing from them, in fp16.
+// Splits two values into a pair of fp16 (high), and a pair of what that leaves (low).
 __device__ __forceinline__ void split(float v0, float v1, uint32_t& high, uint32_t& low) {
   const __half2 rounded = __floats2half2_rn(v0, v1);
   const float2 back = __half22float2(rounded);
@@ -45,8 +45,8 @@ __device__ __forceinline__ void split(float v0, float v1, uint32_t& high, uint32
   high = reinterpret_cast<const uint32_t&>(rounded), low = reinterpret_cast<const uint32_t&>(rest);
 }
 
-// Lane (g, t) has kWords words of each row n = 2t, 2t + 1, 2t + 8, 2t + 9 of a chunk, the g-th of
-// the tile. Their low halves are row g of the mma's A, the high ones row g + 8. Where the tile
+// Lane (g, t) has the g-th kWords words of the tile, of each row n = 2t, 2t + 1, 2t + 8, 2t + 9 of a chunk.
+// Low halves of words are row g of the mma's A, high ones row g + 8. Where the tile
 // has kGroups groups, each has mmas of its own, in which the rows of the others are zeros.
 template <int kBits, int kWords, int kGroups, int kTilesM>
 __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 : 1)
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int M = static_cast<int>(problem.M), N = static_cast<int>(problem.N);
   const int m_tiles = (M + 8 * kTilesM - 1) / (8 * kTilesM), tile = blockIdx.x / team.ranks();
-  // Tiles of the same weights run next to each other, so that only one of them reads memory.
+  // Tiles that read the same weights run next to each other, so that only one of them reads memory.
   const int m0 = tile % m_tiles * 8 * kTilesM;
   const int k0 = tile / m_tiles * Parts::kTileK, b = blockIdx.y;
   const int group0 = static_cast<int>(k0 / problem.group);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTilesM == 1 && kGroups == 1 ? 2 
     for (int p = 0; p < kGroups; ++p) {
       const int group = min(group0 + p, last_group);
       const uint32_t mask = g * kGroups / 8 == p ? ((1u << kBits) - 1) * 0x10001u : 0;
-      // Each lane loads the parameters of some rows for all.
+      // Each lane loads the parameters of some rows for all lanes.
       float scale[kRoundN / 32], shift[kRoundN / 32];
 #pragma unroll
       for (int i = 0; i < kRoundN / 32; ++i) {

@@ -5,11 +5,11 @@ namespace jaxgemv::cuda {
 
 template <Format kFormat, int kBits, typename X>
 struct Transposed {
-  static constexpr int kMaxTilesM = kBits == 8 ? 2 : 4;  // by the registers
+  static constexpr int kMaxTilesM = kBits == 8 ? 2 : 4;  // as registers allow
   static constexpr KernelInfo kInfo{
       "transposed", kFormat, kBits, kDtypeOf<X>, 8 * kMaxTilesM, kTransposedOperands, true};
 
-  // A tile is one or two groups, or part of one; 32-bit m, n and k.
+  // A tile has one group (or a part of one) or two; m, n and k fit into 32 bits.
   static bool supports(const Problem& problem, const Operands& operands, const Device&) {
     return choose(problem, operands).words > 0 && problem.M < (1 << 30) && problem.N < (1 << 30) &&
            problem.K < (1 << 30);
@@ -24,13 +24,13 @@ struct Transposed {
   }
 
  private:
-  // Words of a lane and row: tiles of 128 codes, or of 64 where a lane has so many.
+  // Words that a lane has of a row: kWide in tiles of 128 codes, kNarrow in tiles of 64, if that is a word or more.
   static constexpr int kWide = kBits / 2, kNarrow = kBits > 2 ? kBits / 4 : kWide;
 
   static constexpr Index tile_of(int words) { return words * 256 / kBits; }
 
   struct Choice {
-    int words = 0, groups = 0;  // of a tile; no words for none
+    int words = 0, groups = 0;  // of a tile; no words if no tile suits
   };
 
   static Choice choose(const Problem& problem, const Operands& operands) {

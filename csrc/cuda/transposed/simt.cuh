@@ -1,5 +1,5 @@
 // The transposed product for everything else: any width, dtype, shape, group and alignment. A lane
-// takes one octet of codes of each row of the weights, in float32, exactly as the format says.
+// decodes one octet of codes of each row of the weights, in float32, exactly as the format says.
 #pragma once
 
 #include "../common/affine.cuh"
@@ -9,7 +9,7 @@
 
 namespace jaxgemv::cuda::transposed {
 
-constexpr int kSimtRows = 4;  // of x, that share a decoding
+constexpr int kSimtRows = 4;  // rows of x that share a decoding
 
 // kWhole: no group ends inside an octet.
 template <Format kFormat, int kBits, bool kWhole>

@@ -1,4 +1,4 @@
-// The end of the transposed kernels: sums of the warps of a CTA, and of the CTAs of a cluster,
+// The end of the transposed kernels: adds up the sums of the warps of a CTA, and then of the CTAs of a cluster,
 // which share the rows of the weights.
 #pragma once
 
@@ -16,8 +16,8 @@ namespace jaxgemv::cuda::transposed {
 constexpr int kWarps = 8;
 constexpr int kMaxRanks = 8;  // CTAs of a cluster
 
-// What the kernels get of jaxgemv::Problem and Operands. (With all of these, or as one struct, some
-// spill on sm_100 or sm_120.)
+// The fields of jaxgemv::Problem and Operands that the kernels need. (With all fields, or in one struct, some
+// kernels spill on sm_100 or sm_120.)
 struct Problem {
   Index batch, stack, M, N, K, group;
   int bits;
@@ -52,7 +52,7 @@ struct Team {
 #endif
 };
 
-// As cuda::store, which as a switch lets a kernel spill on sm_120.
+// The same as cuda::store, whose switch makes a kernel spill on sm_120.
 __device__ __forceinline__ void store_wide(void* data, Dtype dtype, Index i, float v) {
   if (dtype == Dtype::kF32)
     static_cast<float*>(data)[i] = v;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_wide(void* data, Dtype dtype, Index i, flo
     static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(v);
 }
 
-// What each warp has summed up, for kRows rows of y and a tile of K, of which every one of kLanes
+// The sums of each warp, for kRows rows of y and a tile of K, of which each of kLanes
 // lanes has kLaneCodes in a row. The padding keeps lanes on banks of their own.
 template <int kRows, int kLaneCodes, int kLanes>
 struct Parts {
@@ -96,7 +96,7 @@ struct Parts {
   }
 };
 
-// `tiles` of y a slice; with them, enough CTAs share N to put `ctas_an_sm` on each SM.
+// tiles: of y, for each slice of x. As many CTAs share N as put `ctas_an_sm` CTAs on each SM.
 inline cudaError_t launch(void (*kernel)(Problem, Operands), Index tiles, int ctas_an_sm,
                           Index rows_a_round, const jaxgemv::Problem& problem,
                           const jaxgemv::Operands& operands, const Device& device,

@@ -173,7 +173,7 @@ __device__ __forceinline__ void consume(const Problem& problem, const Operands& 
             wgmma_m64k16<X>(dot[j], a, b + at / 16, (kPerRow && i > share.begin) || h + k > 0);
           }
           wgmma_commit();
-          // While they run: the next words, then what does not need the products.
+          // While the products run: the next words, then what does not need their results.
           if (h == 1 && L::kPieces == 2) load_words(stage, j, 1);
           if (h == 3 && j + 1 < kTiles) load_words(stage, j + 1, 0);
           if (h == 3 && j + 1 == kTiles) copy_chunk(i + kStages, stage);

@@ -19,7 +19,7 @@ namespace jaxgemv::cuda::wgmma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Four outputs to y, for which `at` and N are multiples of four if `pack`.
+// Stores four outputs; if `pack`, at once: then `at` and N are multiples of four.
 __device__ __forceinline__ void store4(void* y, Dtype dtype, Index at, bool pack, float4 v) {
   if (!pack) {
     store(y, dtype, at, v.x), store(y, dtype, at + 1, v.y);
@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(Roles<kM>::kThreads, 1)
     return;
   }
   setmaxnreg_inc<L::kFew ? 104 : kPerRow ? 176 : 200>();
-  // The last CTA starts early enough to be full; rows computed twice come out the same twice.
+  // The last CTA begins early enough to have kRows rows too; those computed twice come out the same twice.
   const int n0 = min(static_cast<int>(blockIdx.x) / ranks * kRows, N - kRows);
   float y[L::kTiles][kM / 2];
   consume<kBits, X, kM, kPerRow>(problem, operands, share, shared, s, n0, wide, y);
 
-  uint32_t thread;  // read again: nothing of it was kept through the loop
+  uint32_t thread;  // read again, so as not to be kept through the loop
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int n_of_y = thread / 32 * 16 + thread / 4 % 8, m_of_y = thread % 4 * 2;
   sync_threads(L::kConsumers);

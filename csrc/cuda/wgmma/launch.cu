@@ -9,9 +9,9 @@ namespace jaxgemv::cuda {
 namespace wgmma {
 namespace {
 
-// CTAs that share K: waves of clusters, each as long as its chunks and about four more for its
-// start and end. (On an H200 this picks the best or, once, the second best for M = 64 of the eight
-// shapes in docs/cuda-notes.md.) Zero if no cluster of any size can run.
+// How many CTAs share K, by the least cost: waves of clusters, each as long as its chunks and about four more for its
+// start and end. (On an H200 this picks the best or, once, the second best for M = 64 of the eight shapes in
+// docs/cuda-notes.md.) Zero if no cluster of any size can run.
 int choose_ranks(const Clusters<kMaxRanks>& clusters, Index tiles, Index chunks) {
   int best = 0;
   Index least = 0;
@@ -61,7 +61,7 @@ struct Wgmma {
   }
 
  private:
-  // For up to kM rows of x; kPerRow: one scale a row.
+  // For up to kM rows of x; kPerRow: one scale for each row of the weights.
   template <int kM, bool kPerRow>
   struct Variant {
     static constexpr auto kKernel = wgmma::gemv_wgmma<kBits, X, kM, kPerRow>;

@@ -12,9 +12,9 @@ namespace jaxgemv::cuda::wgmma {
 
 using namespace hopper;
 
-constexpr int kChunkK = 128;  // of x and the weights between two barriers
+constexpr int kChunkK = 128;  // k of x and the weights in a stage
 constexpr int kStages = 4;    // chunks in shared memory
-constexpr int kRows = 256;    // of the weights, of a CTA
+constexpr int kRows = 256;    // rows of the weights of a CTA
 constexpr int kMaxRanks = 8;  // CTAs of a cluster that share K
 
 // For up to kM rows of x: how many warps multiply, and how many stage x. Few rows need few
@@ -34,11 +34,11 @@ struct SharedMemory : Roles<kM> {
   using P = Roles<kM>;
   static constexpr int kAtom = kM * 128;  // 64 k of x, swizzled by 128 bytes
   static constexpr int kStage = kChunkK / 64 * kAtom;
-  static constexpr int kPieces = kChunkK * kBits / 512;  // 16-byte pieces of a row a lane has
+  static constexpr int kPieces = kChunkK * kBits / 512;  // 16-byte pieces of a row in a lane
   static constexpr int kTile = P::kWarps * kPieces * 1024, kChunk = P::kTiles * kTile;
   static constexpr int kWeights = kStages * kStage, kFull = kWeights + kStages * kChunk;
   static constexpr int kEmpty = kFull + 8 * kStages, kSums = kEmpty + 8 * kStages;
-  static constexpr int kScales = kSums + 4 * kStages * kM;  // of two times four groups
+  static constexpr int kScales = kSums + 4 * kStages * kM;  // two buffers of four groups
   static constexpr int kBlock = kRows * 16;
   static constexpr int kPitch = kRows + 4;  // no bank twice in a store of y
   static constexpr int kBytes = std::max(kScales + 2 * kBlock, 4 * kM * kPitch) + 1024;
@@ -51,9 +51,9 @@ struct Share {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Each warp stages kUnits times four rows of x: lane = (row % 4, half, t). A lane's 16 bytes
-// are 8 k; word r of them belongs to chunk 4 * half + r of 16 bytes, of 8, in a row of an atom, at
-// word t of it: that is where A has its codes. sum(x) comes from an mma with ones.
+// Each warp stages kUnits times four rows of x: lane = (row % 4, half, t). A lane's 16 bytes are 8 k; word r of them
+// goes to word t of 16-byte piece 4 * half + r, of 8, in a row of an atom: that is where A has its codes. sum(x) comes
+// from an mma with ones.
 template <int kBits, typename X, int kM, bool kPerRow>
 __device__ __forceinline__ void produce(const Problem& problem, const Operands& operands,
                                         Share share, uint32_t shared) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void produce(const Problem& problem, const Operands& 
       }
       fence_proxy();
       __syncwarp();
-      if (lane < 4) arrive(full + 8 * stage);  // those that wrote sums
+      if (lane < 4) arrive(full + 8 * stage);  // the lanes that wrote sums
       stage = (stage + 1) % kStages;
       if (stage == start) ++uses;
     }

@@ -19,8 +19,8 @@ __device__ __forceinline__ bool are_complete(const Params& params) {
          params.output.global_scale.data == nullptr;
 }
 
-// Such sums from registers to y. Of tile `tile` of 16 rows of the weights, of which this lane has g and
-// g + 8: y[4 p + 2 r + e] of row g + 8 r, column 8 p + 2 t + e.
+// Stores such sums from registers to y. tile: of 16 rows of the weights, of which this lane has g and g + 8; y[4 p + 2
+// r + e] is that of row g + 8 r, column 8 p + 2 t + e.
 template <typename S, int kCount>
 __device__ __forceinline__ void put_sums(const Params& params, const Share& own, int tile,
                                          const float (&y)[kCount]) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();
     if (threadIdx.x == S::kConsumers && !makes) {
-      wait_for_earlier();  // also without a matrix: this kernel must not end before the first
+      wait_for_earlier();  // also if own.s < 0: this kernel must not end before the one in front
       for (int i = 0; i < quads; ++i) {
         const int stage = i % S::kXStages;
         if (i >= S::kXStages) wait(empty + 8 * stage, i / S::kXStages % 2 ^ 1);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
       begin();
     }
     const int of_warp = tile * params.across + place;
-    int at[2];  // bytes of this lane's rows behind a stage
+    int at[2];  // bytes from a stage to this lane's rows
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint8_t* const row = params.row(own.s, params.row_of(of_warp, lane / 4 + 8 * h));
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
 
   if (quads > 0) sums.finish();
   if (are_complete(params)) return put_sums<S>(params, own, tile * params.across + place, sums.y);
-  // The squares of this CTA's share, as put_results wants them.
+  // The sums of squares over this CTA's share of K, for put_results.
   if (params.x.norm.data != nullptr)
     for (int m = warp; m < own.M; m += S::kWarps) {
       if (!makes) wait_for_earlier();

@@ -43,20 +43,20 @@ class WgmmaAnyOfWidth {
     using S = wgmma_any::Shape<kFormat, kBits, kColumns>;
     static constexpr auto kKernel = wgmma_any::gemv_wgmma_any<kFormat, kBits, kColumns, kScaled>;
 
-    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, and of the
-    // end of each of its slots; of a CTA, of one in a cluster, of the kernel that makes the image, and
-    // of a record for every 16 threads where CTAs do.
+    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): for a quad in all groups of warps, and for the end of each
+    // of its slots; for a CTA, for what a cluster adds, for the kernel that makes the image, and for a record per 16
+    // threads where CTAs make it.
     static constexpr int kQuadNs = (kColumns == 32 ? 1100 : 1700) + (kScaled ? 750 : 0);
     static constexpr int kSlotNs = kScaled ? 0 : kColumns == 32 ? 400 : 500;
     static constexpr int kStartNs = 5300, kClusterNs = 1000, kImageNs = 3500, kRecordNs = 2000;
 
-    // Groups of 64 have two slots of a quad, where mma_any gives them four.
+    // Groups of 64 have two slots in a quad, where mma_any gives them four.
     static int slots_of(const Problem& problem, const Operands& operands) {
       const int slots = image::slots_of(problem, operands);
       return !kScaled && slots == 4 && problem.group % 64 == 0 ? 2 : slots;
     }
 
-    // Groups of warps with rows of their own, groups and CTAs that share K.
+    // Chooses how many groups of warps have rows of their own, and how many groups and CTAs share K.
     static Plan plan(const Problem& problem, const Operands& operands, const Device& device) {
       const int parts = image::parts_of(problem, operands);
       const int pieces = image::windows_of(problem, operands, S::kUnitK).pieces;
@@ -113,7 +113,7 @@ class WgmmaAnyOfWidth {
     }
   };
 
-  // Few rows of the weights fill more SMs where CTAs have parts of x.
+  // Where the weights have few rows, CTAs for fewer columns of x fill more SMs.
   template <typename Use>
   static auto with_variant(const Problem& problem, const Operands& operands, const Device& device,
                            Use&& use) {
@@ -126,7 +126,7 @@ class WgmmaAnyOfWidth {
   static auto with_columns(const Problem& problem, const Operands& operands, const Device& device,
                            Use&& use) {
     using Few = Variant<32, kScaled>;
-    // Those for more columns would keep registers in memory if they took scales, but of tables.
+    // Kernels for more columns would spill registers if they took scales into operand A, except for tables.
     using Many = Variant<64, false>;
     using Most = Variant<128, kScaled && kFormat == Format::kCodebook>;
     const Index columns = problem.M * image::parts_of(problem, operands);

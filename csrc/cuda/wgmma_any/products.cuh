@@ -12,25 +12,25 @@ namespace jaxgemv::cuda::wgmma_any {
 using namespace hopper;
 using namespace image;
 
-// For up to kColumns columns of x. A table comes first; the sums, at the end, take the place of all
-// else.
+// Roles and shared memory for up to kColumns columns of x. A table comes first; the sums, at the end, take the place of
+// all else.
 template <Format kFormat, int kBits, int kMostColumns>
 struct Shape : Ring<kBits, 1, kBits <= 4 ? 2 : 1, kMostColumns <= 64 && kBits % 4 != 0 ? 3 : 2> {
   using R = typename Shape::Ring;
   using C = Decoder<kFormat, kBits>;
-  static constexpr float kWorth = C::kWorth;  // of a sum
+  static constexpr float kWorth = C::kWorth;  // factor of a sum
   static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr int kColumns = kMostColumns;
   static constexpr int kWarps = kColumns <= 64 ? 16 : 8, kGroups = kWarps / 4;  // of four warps
   static constexpr int kConsumers = 32 * kWarps, kThreads = kConsumers + 128;   // and to copy x
-  // Of the 64 K of all, which threads have evenly at first.
+  // Registers per thread, of the 64 K of all threads, which these have evenly at first.
   static constexpr int kRegisters = kColumns <= 64 ? 112 : 232;
   static constexpr int kRegistersOfCopies = kColumns <= 64 ? 32 : 40;
-  // Of x, a quad each; a table takes the room of the others.
+  // Stages of x, a quad each; a table takes the room of the others.
   static constexpr int kXStages = (kColumns <= 32 ? 8 : 4) / C::kParts;
-  // Groups that share K: each meets stages of x of its own.
+  // The most groups that share K: each uses stages of x of its own.
   static constexpr int kMostDeep = std::min(kGroups, kXStages / R::kQuads);
-  // What lies behind the last column is read, for sums that are not used.
+  // What lies behind the last column has room too: it is read, for sums that are not used.
   static JAXGEMV_HD constexpr int shared_bytes(int columns, int pieces) {
     return C::kTableBytes + kWarps * R::bytes(pieces) + kXStages * columns * kRecordBytes +
            kColumns * kMetaWords * 4;
@@ -49,21 +49,21 @@ class Sums {
  public:
   float y[kColumns / 2] = {};
 
-  // By a whole warp.
+  // Called by a whole warp.
   __device__ __forceinline__ Sums(const Params& params, const uint8_t* table)
       : decoder_(table),
         takes_scales_(kScaled &&
                       F::are_short(table, params.scales[0].dtype == Dtype::kE8M0 ? 1 : 4)) {}
 
-  // Adds the products of the quad that begins at k, `words` behind both rows of this lane in the ring.
-  // window: of scales, that begins with first_group, `inside` it; record: of x.
+  // Adds the products of the quad that begins at k, `words` words into both rows of this lane in the ring. window: of
+  // scales, in which first_group is at byte `inside`; record: the quad's x.
   __device__ __forceinline__ void add(const Params& params, const uint32_t* const (&rows)[2],
                                       int words, const RowScale& scales, const uint8_t* window,
                                       int inside, int first_group, const uint8_t* record,
                                       int columns, int k) {
     const int slots = params.groups.slots;
-    // Operand B without a swizzle: 8 columns of 16 bytes are 128, and 8 k on are the next register.
-    // Above 18 bits of an address is the number of a cluster's CTA.
+    // Descriptor of operand B, without a swizzle: 8 columns of 16 bytes are 128 bytes, and 8 k further on is the next
+    // register. The bits of an address above 18 are the number of a CTA in its cluster.
     const uint32_t low =
         static_cast<uint32_t>(columns) << 16 | (shared_address(record) & 0x3ffff) >> 4;
     const auto multiply = [&](int j, const uint32_t (&a)[2][4], bool add) {
@@ -137,7 +137,7 @@ class Sums {
       });
       scale(0);
     } else {
-      const auto add_slots = [&]<int kBlocks>() {  // of a slot
+      const auto add_slots = [&]<int kBlocks>() {  // blocks of a slot
 #pragma unroll 1
         for (int i = 0; i < slots; ++i) {
           for_each_part([&](int part) {
@@ -161,7 +161,7 @@ class Sums {
     }
   }
 
-  // When all is added.
+  // Called when all quads are added: applies the table's unit.
   __device__ __forceinline__ void finish() {
     const float unit = decoder_.unit();
 #pragma unroll
@@ -174,7 +174,7 @@ class Sums {
   const int lane_meta_ = kept(threadIdx.x % 4 * 2 * kMetaWords * 4);
   float dot_[kColumns / 2];
 
-  // use(e, its row r, its column's words) of all sums.
+  // Calls use(e, its row r, its column's words of the record) for all sums.
   template <typename Use>
   static __device__ __forceinline__ void for_each_sum(const uint8_t* meta, Use&& use) {
 #pragma unroll
@@ -185,7 +185,7 @@ class Sums {
             reinterpret_cast<const float*>(meta) + (c / 2 * 8 + c % 2) * kMetaWords);
   }
 
-  // Adds what the products came to, times f of each row.
+  // Waits for the products and adds them, times f of each row and the power of each column.
   __device__ __forceinline__ void end(const uint8_t* meta, const float (&f)[2]) {
     wgmma_wait<0>();
     wgmma_done(dot_);
@@ -194,7 +194,7 @@ class Sums {
     });
   }
 
-  // Adds the products of one slot, times f of each row: of this warp alone, so without wgmma.
+  // Adds the products of one slot, times f of each row: for this warp alone, so by mma and not wgmma.
   __device__ __forceinline__ void add_slot(const uint32_t* const (&rows)[2], int words, int slot,
                                            int slots, const float (&f)[2], const uint8_t* record,
                                            int columns) {

@@ -1,5 +1,5 @@
-// Scales of one byte that go into operand A: all products of a quad add up, and no group needs an end of
-// its own. A scale has four bits at most, so its product with a number of seven is exact as fp16.
+// Scales of one byte, multiplied into operand A: all products of a quad add up, and no group needs an end of its own. A
+// scale has four significant bits at most, so its product with a number of seven is exact as fp16.
 #pragma once
 
 #include "../common/formats.cuh"
@@ -9,9 +9,9 @@ namespace jaxgemv::cuda::wgmma_any {
 
 using namespace image;
 
-// Formats whose numbers may take their scale with them.
-//   are_short(..)  whether all numbers have so few bits; what `decode` makes of them is their first part
-//   kLog           2^kLog times a scale, of less than two, keeps products under 2^15
+// Formats whose numbers may be multiplied by their scale.
+//   are_short(..)  whether all numbers have so few bits, and no second part
+//   kLog           scales, brought under two and times 2^kLog, keep products under 2^15
 template <Format kFormat>
 struct TakesScales {
   static constexpr bool kEver = false;
@@ -23,7 +23,7 @@ template <>
 struct TakesScales<Format::kCodebook> {
   static constexpr bool kEver = true;
   static constexpr int kLog = 0;
-  // By a whole warp, of entries with a scale of `bits`. Lane l has entry l % 16.
+  // Called by a whole warp, which looks at entry l % 16 in lane l. bits: significant bits of a scale.
   static __device__ __forceinline__ bool are_short(const uint8_t* table, int bits) {
     const int lane = threadIdx.x % 32;
     const uint32_t entry = *reinterpret_cast<const uint32_t*>(table + lane % 16 * 128 + lane * 4);
@@ -39,25 +39,25 @@ struct TakesScales<Format::kE4M3> {
   static __device__ __forceinline__ bool are_short(const uint8_t*, int) { return true; }
 };
 
-// The scales of a quad, by a power of two of the largest of their row. Those too small beside it for
-// fp16 are left out, as zeros: `any_small` in the warp.
+// The scales of a quad, divided by the power of two of the largest in their row. Those too small beside it for fp16 are
+// left out, as zeros; any_small: whether the warp has such.
 template <int kLog>
 class QuadScales {
  public:
   bool any_small;
 
-  // window: of scales, that begins with first_group, which lies `inside` it for row lane % 16.
+  // window: of scales, in which first_group is at byte `inside`, for row lane % 16.
   __device__ __forceinline__ QuadScales(const Params& params, const uint8_t* window, int inside,
                                         int first_group, int k) {
     const int lane = threadIdx.x % 32;
-    const int half = params.groups.slots == 8 ? lane / 16 : 0;  // of blocks of two groups
+    const int half = params.groups.slots == 8 ? lane / 16 : 0;  // which of two groups in a block
     float scales[4], most = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int group = params.groups.of(k + 32 * j + 16 * half) - first_group;
       scales[j] = RowScale::value(window, lane % 16, inside + group * params.scales[0].g_bytes,
                                   params.scales[0].dtype);
-      most = fmaxf(most, fabsf(scales[j]));  // that is not NaN
+      most = fmaxf(most, fabsf(scales[j]));  // fmaxf ignores NaN
     }
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
     exponent_ = min(max(__float_as_uint(most) >> 23, 1u), 254u);
@@ -74,7 +74,7 @@ class QuadScales {
     from_ = lane / 4 + (params.groups.slots == 8 ? lane % 4 / 2 * 16 : 0);
   }
 
-  // Numbers of block j in row g + 8 h times their scale.
+  // Multiplies the numbers of block j in row g + 8 h by their scale.
   __device__ __forceinline__ void multiply(int h, int j, uint32_t (&numbers)[4]) const {
     const __half2 scale = __shfl_sync(~0u, pairs_[j], from_ + 8 * h);
 #pragma unroll
@@ -84,13 +84,13 @@ class QuadScales {
     }
   }
 
-  // What the products of row g + 8 h are worth.
+  // The factor of the products of row g + 8 h.
   __device__ __forceinline__ float unit(int h) const {
     const uint32_t exponent = __shfl_sync(~0u, exponent_, from_ + 8 * h);
     return __uint_as_float(exponent << 23) / static_cast<float>(1 << kLog);
   }
 
-  // Zeros in place of what was not left out, of scales of rows g and g + 8.
+  // Of the scales of rows g and g + 8, sets those to zero that were not left out.
   __device__ __forceinline__ void keep_small(float (&scales)[2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h)

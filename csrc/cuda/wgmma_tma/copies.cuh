@@ -1,4 +1,5 @@
-// What the threads of the wgmma_tma kernel that do not multiply ask for, and the barriers that tell when it is there.
+// The threads of the wgmma_tma kernel that do not multiply: they ask for copies, and barriers tell when these have
+// arrived.
 #pragma once
 
 #include "image.cuh"
@@ -7,7 +8,7 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Barriers in shared memory, of the stages of x and of the slots of all groups: when one is full, when it is empty.
+// Barriers in shared memory, full and empty: for each stage of x, and for each slot (of a box) of all groups.
 template <typename S>
 struct Barriers {
   static constexpr int kX = S::kXStages, kSlots = S::kGroups * S::kSlots,
@@ -20,19 +21,20 @@ struct Barriers {
   __device__ __forceinline__ uint32_t empty(int slot) const {
     return first + 8 * (2 * kX + kSlots + slot);
   }
-  __device__ __forceinline__ uint32_t rows_full() const {  // of what is known of rows of x
+  __device__ __forceinline__ uint32_t rows_full() const {  // of RowOfX, what is known of rows of x
     return first + 8 * 2 * (kX + kSlots);
   }
-  __device__ __forceinline__ uint32_t sent() const { return rows_full() + 8; }  // as gather has it
+  __device__ __forceinline__ uint32_t sent() const { return rows_full() + 8; }  // see gather
   // Nobody waits for it.
   __device__ __forceinline__ uint32_t spare() const { return rows_full() + 16; }
-  // By a thread each: lanes of a warp would take turns. What the one that asks for weights uses it makes itself.
+  // Each is called by a thread of another warp, since lanes of one would take turns. The thread that copies weights
+  // makes the barriers that it uses itself.
   __device__ __forceinline__ void init_of_weights() const {
     for (int i = 0; i < kSlots; ++i) init_barrier(full(i), 1), init_barrier(empty(i), 4);
     init_barrier(rows_full(), 1);
     fence_barrier_init();
   }
-  // warps: that use a stage of x.
+  // warps: how many use a stage of x.
   __device__ __forceinline__ void init_of_x(int warps) const {
     for (int i = 0; i < kX; ++i) init_barrier(x_full(i), 1), init_barrier(x_empty(i), warps);
     init_barrier(sent(), 1), init_barrier(spare(), 1);
@@ -40,8 +42,8 @@ struct Barriers {
   }
 };
 
-// Which units of K the groups of warps that share it take, of those of a CTA: in turns, one after another, or by fours
-// (kMostTurn), so that each brings only scales that it needs.
+// Which of a CTA's units of K each group takes, where groups of warps share K: in turns of one unit, or of kMostTurn
+// (by_fours), so that each group loads only scales that it needs.
 template <typename S>
 struct Turns {
   static constexpr int kFour = S::kMostTurn;
@@ -56,7 +58,7 @@ struct Turns {
     const bool ends = (unit & (kFour - 1)) == kFour - 1;
     return unit + (each == 1 ? deep : ends ? (deep - 1) * kFour + 1 : 1);
   }
-  // The i-th, of group i % deep of these.
+  // The CTA's i-th unit, which group i % deep of those that share K takes.
   __device__ __forceinline__ int at(int i) const {
     if (kFour == 1 || each == 1) return i;
     const int turn = i >> log_deep;
@@ -69,8 +71,9 @@ __device__ __forceinline__ bool has_rows(const Params& params, int group) {
   return (group >> params.log_deep()) * 4 < params.across;
 }
 
-// The boxes of all groups, by one thread, which has to be quick: they use one up each 300 ns. The second ones wait for
-// the first of x; by a barrier of one phase, since a stage of x does not wait for this thread, which may sleep through two.
+// Copies the boxes of all groups, in one thread, which has to be quick: they use one up each 300 ns. Each group's
+// second box waits for the first record of x: at rows_full, which has one phase only, since the stages of x do not wait
+// for this thread, which may sleep through two phases.
 template <typename S>
 __device__ __forceinline__ void copy_weights(const Params& params, const Share& own, int tile,
                                              int units, const CUtensorMap& weights, int box_rows,
@@ -94,7 +97,7 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
       const int k = (next + turns.first(share)) * S::kRowBytes;
       const uint32_t box = to + at * S::kBoxBytes;
       copy_box(box, weights, k, row[group], entry, barriers.full(at));
-      if (box_rows < S::kBoxRows)  // of a gated activation
+      if (box_rows < S::kBoxRows)  // the second half of a gated activation
         copy_box(box + S::kBoxBytes / 2, weights, k, row[group] + params.width, entry,
                  barriers.full(at));
     }
@@ -102,7 +105,7 @@ __device__ __forceinline__ void copy_weights(const Params& params, const Share& 
   }
 }
 
-// The records of x, and what is known of its rows, by one thread.
+// Copies the records of x, and what is known of its rows (RowOfX), in one thread.
 template <typename S>
 __device__ __forceinline__ void copy_x(const Image& image, int first_unit, int units,
                                        Turns<S> turns, uint32_t to, uint32_t rows,

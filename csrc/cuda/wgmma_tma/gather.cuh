@@ -9,8 +9,8 @@
 
 namespace jaxgemv::cuda::wgmma_tma {
 
-// The rows of x that a CTA of a cluster finishes, at most, and of a whole number, which of these a row of x is in: a
-// product for a division by it, exact up to 64 rows.
+// rows: of x, that a CTA of a cluster finishes at most. magic: m * magic >> 16 is m / rows, the CTA that finishes row m
+// of x; exact up to 64 rows.
 struct RowsEach {
   int rows, magic;
 };
@@ -21,7 +21,8 @@ JAXGEMV_HD constexpr RowsEach rows_each(int rows, int ranks) {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// partial: the sums of all warps, as Placing says. factors: of the norm, sums of squares. sent: a barrier.
+// partial: the sums of all warps, as Placing has them. factors: for the norm, sums of squares. sent: the barrier that
+// counts what other CTAs send.
 template <typename S>
 __device__ __forceinline__ void gather(const Params& params, const Share& own, int tile,
                                        RowsEach each, float* partial, const float* factors,
@@ -29,13 +30,13 @@ __device__ __forceinline__ void gather(const Params& params, const Share& own, i
   const int gated = is_gated(params.output.activation), thread = threadIdx.x,
             fours = params.across * S::kRows / 4 >> gated, log_fours = 32 - __clz(fours - 1),
             four = thread & (1 << log_fours) - 1;
-  const bool idle = four >= fours;  // of three groups of warps: these have no rows
+  const bool idle = four >= fours;  // with three groups of warps: no rows
   const Fours<S, true> mine(params, own, idle ? params.tiles : tile, fours, four,
                             thread >> log_fours, S::kConsumers >> log_fours);
   const bool alone = params.ranks == 1;
   const int begin = alone ? 0 : own.rank * each.rows,
             rows = alone ? own.M : min(max(own.M - begin, 0), each.rows);
-  // What CTA `rank` sends, of row `row` of those that another finishes.
+  // Where the sums lie that CTA `rank` sends, for row `row` of those that the receiving CTA finishes.
   const uint32_t here = shared_address(partial) + sums_bytes<S>(params.across, params.deep);
   const auto place = [&](int rank, int row, bool up) {
     return here + ((((rank * each.rows + row) << gated | up) << log_fours) + four) * 16;

@@ -9,9 +9,9 @@ namespace {
 
 Index octets_of(const Records& records) { return Index{records.quads} * 16; }
 
-// As many CTAs as there are SMs, but for each row at least one, and for a thread one octet. Those of a row share the
-// look at it where that is more than its threads ask for at once, and where half of the SMs do: with more, one SM may
-// have two CTAs of clusters, and no room for the next kernel (docs/cuda-notes.md).
+// As many CTAs as there are SMs, but at least one for each row, and at least one octet for a thread. The CTAs of a row
+// share the first look at it where one CTA's threads could not ask for all of it at once, and where half of the SMs are
+// enough: with more, one SM may have two CTAs of clusters, and no room for the next kernel (docs/cuda-notes.md).
 template <typename C, typename X, int kThreads, bool kNorm, bool kSplit>
 cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image, Records records,
                    bool keeps_shared, const Device& device, cudaStream_t stream) {
@@ -55,7 +55,8 @@ cudaError_t launch_image(const Problem& problem, const Params& params, uint8_t* 
     return run(problem, params, image, records, keeps_shared, device, stream);
   };
   const bool has_norm = params.x.norm.data != nullptr;
-  // What multiplies integers, for which there are sums, has little to do before it needs x, and may begin behind this.
+  // The next kernel, if for integers (only these need sums), has little to do before it needs x, and may begin behind
+  // this.
   const bool is_long =
       (records.sums || records.totals) && octets_of(records) > kAtOnce * kFewThreads;
   return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, is_long, use)

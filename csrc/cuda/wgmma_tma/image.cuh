@@ -1,4 +1,4 @@
-// The kernel in front of wgmma_tma: x as operand B, by a power of two for each row.
+// The kernel in front of wgmma_tma: makes the image of x, operand B, scaled by a power of two for each row.
 #pragma once
 
 #include "image.h"
@@ -9,11 +9,11 @@ namespace jaxgemv::cuda::wgmma_tma {
 // What is known of a row of x as a whole.
 struct alignas(16) RowOfX {
   float power;    // what its sums are to be multiplied with
-  float squares;  // their sum, for a norm
+  float squares;  // the sum of squares of x, for a norm
   float sum;      // of its elements, as in a record
 };
 
-// Of a CTA's rows of x, the `tile`th of a slice: records, and behind them a RowOfX for each column.
+// The image of a CTA's rows of x, tile `tile` of a slice: records, and behind them a RowOfX for each column.
 struct Image {
   uint8_t* at;
   int quads, record_bytes;
@@ -32,7 +32,7 @@ struct Image {
   }
 };
 
-// What the image has of a decoder, the same for all with S::kHasPairs and for all others.
+// The decoder whose order of codes the image follows: one for all with S::kHasPairs, and one for all others.
 template <bool kHasPairs>
 using OrderOf =
     std::conditional_t<kHasPairs, Decoder<Format::kAffine, 4>, Decoder<Format::kCodebook, 4>>;
@@ -42,7 +42,7 @@ using OrderOf =
 constexpr int kFewThreads = 128, kManyThreads = 512;
 constexpr int kAtOnce = 4;  // octets of 16-bit x that a thread asks for
 
-// The largest magnitude of an octet as it comes, as the bits of a float32.
+// The largest magnitude of an octet that is not yet converted, as the bits of a float32.
 template <typename X>
 __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
   const uint4 &a = octet.raw[0], &b = octet.raw[1];
@@ -58,10 +58,11 @@ __device__ __forceinline__ uint32_t largest_of(const RawOctet& octet) {
   }
 }
 
-// CTA (part, m, slice) looks at all of a row of x and makes a part of its quads; where a row is long, those of its
-// parts are a cluster (`shares`), and each looks at its own. A number that is 2^-29 of its row's largest or more keeps
-// 11 bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
-// C: a decoder, as OrderOf has it. X: of x, which with kNorm is looked up. kSplit: of sums.
+// CTA (part, m, slice) looks at all of row m of x and makes a part of its quads; where a row is long, its CTAs are a
+// cluster (`shares`), and each looks at its own part. A number that is 2^-29 of its row's largest or more keeps 11
+// bits, or 22 in two columns; a smaller one is off by 2^-40 of the largest at most.
+// C: a decoder, as OrderOf has it. X: the type of x, looked up at run time with kNorm. kSplit: whether sums are two
+// numbers.
 template <typename C, typename X, int kThreads, bool kNorm, bool kSplit>
 __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
     make_image(const Params params, uint8_t* image, const Records records) {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
   __shared__ float squares_in[kWarps], sum_in[kWarps], of_part[3];
   const int part = static_cast<int>(blockIdx.x), m = blockIdx.y, slice = blockIdx.z,
             tile = m / params.rows_m, column = (m - tile * params.rows_m) * params.parts;
-  // As kNorm says; but where that is known to be false, ptxas hoists more and keeps registers in memory.
+  // The same as kNorm; but where the compiler knows that it is false, ptxas hoists more and spills registers.
   const bool has_norm = params.x.norm.data != nullptr;
   const int s = has_norm ? max(stack_entry(params.index, params.stack, slice), 0) : 0;
   const NormValues norm(params.x.norm, s, 0);
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
     raw.ask(row, dtype, octet * 8, octet * 8 < params.x.K);
     return raw;
   };
-  // Of x * norm, and the squares of x. Half by half, for registers.
+  // v = x * norm; returns the sum of the squares of x. Half by half, to save registers.
   const auto get = [&](int octet, const RawOctet& raw, float (&v)[8]) {
     float squares = 0;
     get_octet(raw.raw, dtype, v);
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 16 : 2)
 
   const int octets = records.quads * 16, thread = static_cast<int>(threadIdx.x);
   const int begin = records.shares ? part * records.each * 16 : 0,
-            end = records.shares ? begin + records.each * 16 : octets;  // nothing lies behind x
+            end = records.shares ? begin + records.each * 16 : octets;  // octets past K are zeros
   uint32_t largest = 0;
   float squares = 0, total = 0;
   if (has_norm) {

@@ -18,16 +18,16 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// What a warp needs of its CTA, in shared memory, and of its place in it.
+// What a warp has to know: addresses in its CTA's shared memory, and its place in the CTA.
 template <typename S>
 struct Place {
   uint32_t x, scales;
   Barriers<S> barriers;
-  int group, share, tile;  // the last: of 16 rows
-  uint32_t words;          // this lane's first, in the first slot
+  int group, share, tile;  // tile: of 16 rows of the weights
+  uint32_t words;          // address of this lane's first, in the first slot
 };
 
-// The sums of a warp over `units` units of K. kParts: of the decoder, that are not zero.
+// The sums of a warp over `units` units of K. kParts: how many of the decoder's parts may not be zero.
 template <typename S, int kParts>
 __device__ __forceinline__ void multiply(const Params& params, const Share& own, int units,
                                          const Place<S>& place, const Image& image, int box_rows,
@@ -52,24 +52,24 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
       return Scales<S>(params, own.s, place.tile, unit, by_fours, ahead, place.scales);
   }();
   scales.step(unit, true);
-  // Bytes to a lane's second row, which is 8 further on or its partner.
+  // Bytes from a lane's first row to its second, which is 8 rows further on or, for a gated activation, its partner.
   const int second = (box_rows == S::kBoxRows ? 8 : box_rows) * S::kRowBytes;
   float dot[kOverlaps ? 2 : 1][kCount];
   int slot = 0, parity = 0, stage = place.share * S::kQuads, x_parity = 0;
-  uint32_t last = barriers.spare();  // what tells that the quad before has been used
-  uint32_t read = 0;  // what add_shifts says of a quad's last piece: loads of a warp come in turn
+  uint32_t last = barriers.spare();  // the empty barrier of the quad before
+  uint32_t read = 0;  // of add_shifts, for a quad's last piece: a warp's loads arrive in order
   const auto done = [&](uint32_t empty, uint32_t has_come = 0) {
     __syncwarp();
     if (lane == 0 && has_come != ~0u) arrive(empty);
   };
-  // The barrier would not wait for ordinary loads, of sums of x (docs/cuda-notes.md), but this asks what they read.
+  // Arriving would not wait for ordinary loads of the sums of x (docs/cuda-notes.md); looking at what they read does.
   const auto done_with_x = [&](uint32_t empty) { done(empty, read); };
 #pragma unroll 1
   for (int i = place.share; i < units; i += params.deep) {
     const int at = place.group * S::kSlots + slot;
     Terms terms;
     wait(barriers.full(at), parity);
-    // Of kInner pieces from `first` on, whose quads of x it waits for.
+    // Begins the shifts of kInner pieces from `first` on, after a wait for their quads of x.
     const auto begin_shifts = [&](int first) {
       if constexpr (S::kSplitsSums) {
         constexpr int kPairs = (kInner + 1) / 2;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
         wgmma_commit();
       }
     };
-    // Where pieces do not overlap, registers are short: nothing of the next one is to be loaded early.
+    // Where pieces do not overlap, registers are short: nothing of the next piece is to be loaded early.
 #pragma unroll(kOverlaps ? S::kPieces / kInner : 1)
     for (int first = 0; first < S::kPieces; first += kInner) {
       if constexpr (!kPerRow && !kOverlaps) {
@@ -163,8 +163,9 @@ __device__ __forceinline__ void multiply(const Params& params, const Share& own,
 
 #endif
 
-// box_rows: of the map of the weights: 64, or of a gated activation 32 of each half. by_fours: as Turns has it. packs:
-// whether rows of y are whole fours of results, as gather has them. each: how it shares out rows of x in a cluster.
+// box_rows: rows of a box of weights: 64, or 32 of each half of a gated activation. by_fours: as Turns has it. ahead:
+// as Scales has it. packs: whether rows of y are whole fours of results, as gather needs it. each: how gather shares
+// out rows of x in a cluster.
 template <Format kFormat, int kBits, int kColumns, int kEnds, InOperand kIn>
 __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::kThreads, 1)
     gemv_wgmma_tma(const Params params, const __grid_constant__ CUtensorMap weights, int box_rows,
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
   static_assert((!C::kHasShift || C::kWorth == Order::kWorth) &&
                 C::code(1, 0) == Order::code(1, 0) && C::code(0, 1) == Order::code(0, 1) &&
                 C::code(3, 1) == Order::code(3, 1));
-  extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle has it
+  extern __shared__ __align__(1024) uint8_t base[];  // as the swizzle needs it
   __shared__ uint64_t barrier_words[Barriers<S>::kCount];
   __shared__ float factors[kColumns];  // of the norm: sums of squares
   __shared__ RowOfX rows[kColumns];
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
                  own.cluster - tile * params.m_tiles, params.units * S::kQuads, kColumns,
                  S::kRecordBytes);
   };
-  // Of the rows and columns that a thread of those that multiply has.
+  // For a consumer thread: its group among those with rows of their own, its share of K, its warp's tile of 16 rows.
   const auto group_of = [&](int thread) { return thread / 128 >> params.log_deep(); };
   const auto share_of = [&](int thread) { return thread / 128 & (params.deep - 1); };
   const auto tile_of = [&](int thread) { return group_of(thread) * 4 + thread / 32 % 4; };
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
                          tile * params.across + (group >> params.log_deep()) * 4 + warp % 4,
                          shared + group * S::kSlots * S::kBoxBytes +
                              (warp % 4 << params.log_rows) * S::kRowBytes + first_word<S>()};
-    // Before anything else: the answers take a microsecond.
+    // Loads that come before anything else: the answers take a microsecond.
     const uint32_t entry = C::ask_for_entry(params.codebook, max(own.s, 0));
     if constexpr (!kPerRow && !S::kScalesNumbers)
       if (place.share < units_here)
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
       if (threadIdx.x == S::kConsumers) {
         copy_weights(params, own, tile, units, weights, box_rows, turns, shared, barriers);
       } else if (threadIdx.x == S::kConsumers + 32) {
-        wait_for_earlier();  // also without a matrix: this kernel must not end before the first
+        wait_for_earlier();  // also if own.s < 0: must not end before the one in front
         copy_x(image_of(own, tile), own.first_unit, units, turns, shared + S::kX,
                shared_address(rows), barriers);
       }
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
   }
 
   if (packs && params.ranks > 1) arrive_at_cluster();
-  uint32_t thread;  // read again: nothing of it was kept through the loop
+  uint32_t thread;  // read again, so as not to be kept through the loop
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int mine = static_cast<int>(thread), t = mine % 4, row = row_of_lane<S>();
   const Share own(params);
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
           y *= of.power * unit;
         }
       }
-    // Each CTA of a cluster knows them, and put_results adds all.
+    // Each CTA of a cluster has the squares of whole rows, and put_results adds those of all CTAs.
     if (params.x.norm.data != nullptr && mine < own.M)
       factors[mine] = packs || own.rank == 0 ? rows[mine * params.parts].squares : 0.f;
   }

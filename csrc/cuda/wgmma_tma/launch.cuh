@@ -16,7 +16,8 @@ class WgmmaTmaOfWidth {
   using InOperand = wgmma_tma::InOperand;
 
  public:
-  // Rows of whole 16 bytes, no group boundary inside 32 codes but of scales in the operand; a Hopper, with code for it.
+  // Rows of whole 16 bytes, no group boundary inside 32 codes except with scales in the operand; a Hopper, with code
+  // for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (!image::has_tma_rows(problem)) return false;
     if (device.major != 9 || !image::takes(problem, operands) ||
@@ -46,16 +47,17 @@ class WgmmaTmaOfWidth {
   }
 
  private:
-  // For up to kColumns columns of x; kEnds: of groups in a quad, or 0: one scale a row, and one column. Tensor
-  // cores cut what they add up to the unit of the largest, which over all of K is too much for float32.
+  // For up to kColumns columns of x; kEnds: ends of groups in a quad, or 0: one scale per row of the weights, and one
+  // column per row of x. (Tensor cores truncate what they add to the unit of the largest, which over all of K is too
+  // much for float32.)
   template <int kColumns, int kEnds, InOperand kIn>
   struct Variant {
     using S = wgmma_tma::Shape<kFormat, kBits, kColumns, kEnds, kIn>;
     static constexpr auto kKernel = wgmma_tma::gemv_wgmma_tma<kFormat, kBits, kColumns, kEnds, kIn>;
 
-    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): of a quad in all groups of warps, with one end and
-    // more (in three of four 0.8 of that), of x of a quad and column, of a CTA, of one in a cluster, of a column of
-    // each further one in it.
+    // Nanoseconds on an H200, roughly (docs/cuda-notes.md): for a quad in all groups of warps, with one end and with
+    // more (with three of four groups 0.8 of that); for x of a quad and column; for a CTA; for what a cluster adds; for
+    // a column of each further CTA in it.
     static constexpr int kEndNs = kColumns == 16 ? 60 : kColumns == 32 ? 100 : 200;
     static constexpr int kQuadNs = (kColumns == 16   ? 500
                                     : kColumns == 32 ? 600
@@ -63,11 +65,11 @@ class WgmmaTmaOfWidth {
                                    (S::kQuadPieces - 1) * kEndNs;
     static constexpr int kColumnNs = 5, kStartNs = 5000, kClusterNs = 1000, kRankNs = 5;
 
-    // Shifts of two pieces that tensor cores add to a sum, which they cut: if all are of one sign, 0.36 * 2^-24 of it
-    // each time, and float32 x is promised 2^-20.
+    // How often tensor cores may add the shifts of two pieces to a sum: they truncate it, and if all are of one sign,
+    // by 0.36 * 2^-24 of it each time, and float32 x is promised 2^-20.
     static constexpr Index kMostAdds = 44;
 
-    // Groups of warps with rows of their own, groups and CTAs that share K.
+    // Chooses how many groups of warps have rows of their own, and how many groups and CTAs share K.
     static image::Layout plan(const Problem& problem, const Operands& operands,
                               const Device& device) {
       const int parts = image::parts_of(problem, operands);
@@ -120,8 +122,8 @@ class WgmmaTmaOfWidth {
           map_of_bytes(problem, operands, p.row_bytes, S::kRowBytes, box_rows, &map);
       if (status != cudaSuccess) return status;
       p.image = static_cast<const uint8_t*>(operands.image);
-      // But small groups need the L1 for their scales, of 256 rows or two for each: 28672 x 4096, 16 rows, int4 g32
-      // took 59 us for 50, g64 40 for 36, and 4096 x 14336 g32 31 for 29 on an H200.
+      // Not for small groups, which need the L1 for their scales, of 256 rows or two for each: 28672 x 4096, 16 rows,
+      // int4 g32 took 59 us instead of 50, g64 40 instead of 36, and 4096 x 14336 g32 31 instead of 29 on an H200.
       const bool keeps_shared = S::kEnds < 2 || (layout.deep > 1 && S::kEnds * S::kNumbers < 16);
       status = wgmma_tma::launch_image(
           problem, p, static_cast<uint8_t*>(operands.image),
@@ -129,7 +131,7 @@ class WgmmaTmaOfWidth {
            S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0},
           S::kHasPairs, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
-      // Those of four groups follow one another, in whole pieces of what a lane copies.
+      // Whether the scales of four groups follow one another, in whole pieces of what a lane copies.
       const auto has_fours = [](const ScaleSource& source) {
         const int size = size_of(source.dtype), bytes = std::max(size * S::kNumbers, 4);
         return source.g_bytes == size && source.n_bytes % (4 * size) == 0 &&
@@ -162,7 +164,7 @@ class WgmmaTmaOfWidth {
     if (image::slots_of(problem, operands) > 1)
       return problem.group % 64 == 0 ? with_columns<2>(columns, use)
                                      : with_columns<4>(columns, use);
-    // Not of tables: ptxas would serialize these.
+    // Not for tables: ptxas would serialize their wgmma.
     if constexpr (kFormat != Format::kCodebook)
       if (parts == 1 && image::groups_of(problem, operands).last == 0)
         return with_columns<0>(problem.M, use);
@@ -175,7 +177,7 @@ class WgmmaTmaOfWidth {
                            : use(Variant<64, kEnds, kIn>{});
   }
 
-  // Scales of groups that follow one another in memory.
+  // Which scales go into operand A: those of tables, of one byte, whose groups follow one another in memory.
   static InOperand in_operand(const Problem& problem, const Operands& operands) {
     const Param& scale = operands.scale;
     if (kFormat != Format::kCodebook || has_one_group(problem, operands) || scale.g_stride != 1)

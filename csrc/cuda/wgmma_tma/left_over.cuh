@@ -1,5 +1,5 @@
 // What the products of the wgmma_tma kernel leave out, where scales are part of operand A: scales far below the largest
-// of their row, and all of a table that is not E2M1. Rare, so by one warp for its rows alone, and from global memory.
+// of their row, and all of a table that is not E2M1. Rare, so each warp adds it for its rows alone, from global memory.
 #pragma once
 
 #include "operand_scales.cuh"
@@ -8,8 +8,9 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Adds to y the codes of tile `tile` of 16 rows whose scale was left out, or all: times entries of which this lane has
-// one. An mma has 16 codes of one group: lane t pair t of two octets, which the image has in another lane's place.
+// Adds to y the products, for tile `tile` of 16 rows, of codes whose scale was left out (left_only), or of all;
+// `entry`: this lane's of the table. An mma has 16 codes of one group: lane t has pair t of two octets, which the image
+// has in another lane's place.
 template <typename S, int kCount>
 __device__ __forceinline__ void add_left_over(const Params& params, const Share& own,
                                               const Image& image, int tile, int share, int units,
@@ -21,7 +22,7 @@ __device__ __forceinline__ void add_left_over(const Params& params, const Share&
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     rows[h] = params.row(own.s, params.row_of(tile, row_of_lane<S>() + 8 * h));
-  wait_for_earlier();  // of x, for which until here others have waited
+  wait_for_earlier();  // for x: until here other threads have waited
 #pragma unroll 1
   for (int i = 0; i < units * S::kQuads * kSteps; ++i) {
     const int quad = i / kSteps, step = i % kSteps, run = step / 2, half = step % 2;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void add_left_over(const Params& params, const Share&
   }
 }
 
-// When all products are added: makes of the sums of E2M1 what they are worth, and adds what is left over.
+// When all products are added: scales the sums of E2M1, or drops them for another table, and adds what is left over.
 template <typename S, int kCount>
 __device__ __forceinline__ void finish(const Params& params, const Share& own, const Image& image,
                                        int tile, int share, int units,

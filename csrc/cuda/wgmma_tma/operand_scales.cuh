@@ -1,5 +1,5 @@
 // Scales of one byte that are part of operand A of the wgmma_tma kernel: an entry of E2M1 times a scale is exact as
-// fp16, so that all products of a quad add up. What is not, each warp adds alone: left_over.cuh.
+// fp16, so that all products of a quad add up. Products that are not exact, each warp adds alone: left_over.cuh.
 #pragma once
 
 #include "image.cuh"
@@ -9,21 +9,21 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// One scale a row, for which there is nothing to do before the end.
+// For one scale per row, with which there is nothing to do before the end.
 struct NoScales {
   __device__ __forceinline__ void step(int, bool) const {}
 };
 
-// The scales of both rows of a lane that meet its run of each quad, 32 codes: two of e4m3, or one of e8m0. Those of a
-// box are asked for a box before. e8m0 are powers of two by the largest of the warp's own of their row, zero where they are
-// too small beside it to be exact.
+// The scales of a lane's two rows, for its run of 32 codes in each quad: two of e4m3, or one of e8m0. Those of a box
+// are loaded a box ahead. e8m0 scales are powers of two relative to the largest that the warp has in their row, and
+// zero where they are too small beside it to be exact.
 template <typename S>
 class OperandScales {
  public:
   static constexpr bool kPowers = S::kInOperand == InOperand::kE8M0;
   static constexpr int kRunBytes = kPowers ? 1 : 2;
 
-  // Of tile `tile` of 16 rows; `unit`: the warp's first box.
+  // For tile `tile` of 16 rows; `unit`: the warp's first box.
   __device__ __forceinline__ OperandScales(const Params& params, const Share& own, int tile,
                                            int unit)
       : params_(params), entry_(entry_bits(params.codebook, max(own.s, 0))) {
@@ -41,7 +41,7 @@ class OperandScales {
     }
   }
 
-  // To a box that was asked for; asks for the one behind it.
+  // Moves on to the box that was asked for; asks for the one behind it.
   __device__ __forceinline__ void step(int unit, bool) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -52,7 +52,7 @@ class OperandScales {
   __device__ __forceinline__ void reach(int, int) const {}
   __device__ __forceinline__ Terms terms(int, int) const { return {{1, 1}, {}}; }
 
-  // Of octet j of the lane's run in quad q.
+  // The scale, in both halves, of octet j of the lane's run in quad q, row h.
   __device__ __forceinline__ __half2 of(int h, int q, int j) const {
     const __half2 both = q == 0 ? now_[h][0] : now_[h][S::kQuads - 1];
     return kPowers ? both : j < 2 ? __low2half2(both) : __high2half2(both);
@@ -62,7 +62,7 @@ class OperandScales {
   __device__ __forceinline__ float entry() const {
     return float_of_bits(entry_, params_.codebook.dtype);
   }
-  // When all products are added: what these sums are worth, if the table is E2M1 times a factor.
+  // When all products are added: the factor of the sums of row h, if the table is E2M1 times `factor`.
   __device__ __forceinline__ float worth(int h, float factor) const {
     const float worth = factor * E2M1Decoder::kWorth;
     if (!kPowers) return worth;
@@ -71,7 +71,7 @@ class OperandScales {
   // Whether a scale was too small, or NaN.
   __device__ __forceinline__ bool has_left() const { return __any_sync(~0u, has_left_); }
 
-  // As it is, of half a run of the row. left_only: 0 unless it was left out.
+  // The scale itself, for one half of a run of row h. left_only: 0 unless it was left out.
   __device__ __forceinline__ float scale_of(int h, int run, int half, bool left_only) const {
     const uint32_t bytes = bytes_at(rows_[h] + run * kRunBytes);
     if constexpr (kPowers) {
@@ -96,8 +96,8 @@ class OperandScales {
     if (kPowers) return __ldg(reinterpret_cast<const uint8_t*>(at));
     return __ldg(reinterpret_cast<const uint16_t*>(at));
   }
-  // Of the eight runs of each of a warp's boxes, from `begin` on and 2^log_step apart, by the four lanes that have a row
-  // together. Counted, or nothing would be unrolled: a step that is not known may be 0.
+  // The largest scale of the eight runs in each of a warp's boxes, from `begin` on and 2^log_step apart, by the four
+  // lanes of a row together. The loops count, or they would not be unrolled: a step that is not known may be 0.
   static __device__ __forceinline__ uint32_t largest_byte(const char* row, int begin, int end,
                                                           int log_step, bool is_words) {
     static_assert(kUnitRuns == 8);
@@ -122,7 +122,7 @@ class OperandScales {
     for (int i = 1; i < 4; i *= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
     return most;
   }
-  // What lies behind K meets zeros of x: any scale will do that is not left out, so the row's last one.
+  // Codes behind K meet zeros of x: any scale will do that is not left out, so the row's last one.
   __device__ __forceinline__ void ask(int unit) {
 #pragma unroll
     for (int q = 0; q < S::kQuads; ++q) {
@@ -134,13 +134,13 @@ class OperandScales {
   static __device__ __forceinline__ __half2 numbers_of_e4m3(uint32_t bytes) {
     return half2_of(pair_of_float8<Format::kE4M3>(bytes));
   }
-  // NaN is above all.
+  // Whether a scale is so far below the largest that it is left out. NaN (255) is above all: `below` wraps around.
   static __device__ __forceinline__ bool is_left(uint32_t below) {
     return below >= E2M1Decoder::kSpread;
   }
   __device__ __forceinline__ __half2 numbers_of(int h, uint32_t bytes) {
     if constexpr (!kPowers) return numbers_of_e4m3(bytes);
-    // By the largest, which is 2^kTop.
+    // Relative to the largest, which becomes 2^kTop.
     constexpr uint32_t kExponents = 0x04000400, kLargest = E2M1Decoder::kTop + 15;
     const uint32_t below = top_[h] - bytes;
     has_left_ |= is_left(below);

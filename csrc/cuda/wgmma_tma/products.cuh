@@ -9,8 +9,8 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Where this lane's words of a box's first quad begin, behind those of its first row: those of a run of four octets,
-// or of the first of four. The swizzle exchanges pieces of 16 bytes.
+// Bytes from a warp's first row in a box to this lane's words, in its first row and the box's first quad: those of a
+// run of four octets, or of the first of four. The swizzle exchanges pieces of 16 bytes.
 template <typename S>
 __device__ __forceinline__ uint32_t first_word() {
   const int t = threadIdx.x % 4, row = row_of_lane<S>(), at = t * S::kBits * (S::kRuns ? 4 : 1);
@@ -18,18 +18,19 @@ __device__ __forceinline__ uint32_t first_word() {
   return static_cast<uint32_t>(row * S::kRowBytes + piece * 16 + at % 16);
 }
 
-// The low half of what tells a wgmma where operand B is: a record of x, 8 columns of 16 bytes side by side and 8 k on
-// the next register. Above 18 bits of an address is the number of a cluster's CTA.
+// The low half of the descriptor of operand B: a record of x, 8 columns of 16 bytes side by side and 8 k further on the
+// next register. The bits of an address above 18 are the number of a CTA in its cluster.
 template <typename S>
 __device__ __forceinline__ uint32_t operand_of(uint32_t record) {
   return static_cast<uint32_t>(S::kColumns) << 16 | (record & 0x3ffff) >> 4;
 }
 
-// Its words of quad q from octet `first` on, from where the first quad's are: kOctets of them.
+// A lane's words of kOctets octets in one row. load() takes those of quad q from octet `first` on; `from`: where the
+// words of the first quad are.
 template <typename S, int kOctets>
 struct LaneWords {
   static constexpr int kBits = S::kBits;
-  // Of an octet; of a run all four together are whole words, and else some may begin in the middle of one.
+  // Words per octet; a run's four octets together are whole words, and otherwise some may begin in the middle of one.
   static constexpr int kEach = S::kSwizzles ? kBits / 4 : 2;
   uint32_t words[S::kRuns && kOctets == 4 ? kBits : kOctets * kEach];
 
@@ -83,7 +84,7 @@ struct LaneWords {
   }
 };
 
-// The sums of a warp: y[4 p + 2 r + e] of its lane's first or second row r, column 8 p + 2 t + e.
+// The sums of a warp: y[4 p + 2 r + e] is that of row r of the lane's two, column 8 p + 2 t + e.
 template <typename S>
 class Sums {
   using C = typename S::C;
@@ -95,10 +96,10 @@ class Sums {
   __device__ __forceinline__ explicit Sums(const uint8_t* table) : decoder(table) {}
   const C decoder;
 
-  // Begins the products of piece `piece` of quad q of a box with a record of x (operand_of); `adds`: to what there is.
-  // from: this lane's first words; second: bytes to those of its second row. kParts: of the decoder. The products of a
-  // piece before may go on; when_done() is called when they have ended. decode(low, high, row, octet of the piece,
-  // part, to): as the decoder does.
+  // Begins the products of piece `piece` of quad q of a box with a record of x (operand_of); `adds`: whether to what
+  // dot has. from: this lane's first words; second: bytes to those of its second row. kParts: of the decoder. kBefore:
+  // the products of the piece before may still run; when_done() is called when they have ended. decode(low, high, row,
+  // octet of the piece, part, to): as the decoder does.
   template <bool kBefore, int kParts, typename Decode, typename WhenDone>
   __device__ __forceinline__ void begin(float (&dot)[kCount], bool adds, uint32_t from, int second,
                                         int q, int piece, uint32_t operand, Decode&& decode,
@@ -106,7 +107,7 @@ class Sums {
     constexpr int kBlocks = 4 / S::kQuadPieces, kAll = kBlocks * kParts;
     constexpr int kOperands =
         kCount > 16 && (kParts > 1 || (kBits == 8 && S::kEnds == 2)) ? 1 : 2;  // as registers allow
-    // At a time as many as registers allow.
+    // Blocks loaded at a time, as registers allow.
     constexpr int kLoaded = kCount > 16 && (S::kHasTable || S::kScalesNumbers) ? 1 : kBlocks;
     LaneWords<S, kLoaded> words[2];
     const auto load = [&](int block) {
@@ -139,13 +140,13 @@ class Sums {
     if (kBefore && kAll == 1) wgmma_wait<1>(), when_done();
   }
 
-  // Adds what a piece's products came to.
+  // Adds a piece's products, times f of each row.
   __device__ __forceinline__ void add(const float (&dot)[kCount], const float (&f)[2]) {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = fmaf(f[e / 2 % 2], dot[e], y[e]);
   }
-  // Adds the shifts times the sums of x in a record. The result is known when all of these have come, and never ~0:
-  // no sum is the NaN that has all bits.
+  // Adds the shifts times the sums of x in a record. The result is known only when all these loads have arrived, and
+  // never ~0: no sum is the NaN that has all bits.
   __device__ __forceinline__ uint32_t add_shifts(uint32_t record, int piece, const Terms& terms) {
     uint32_t read = ~0u;
 #pragma unroll
@@ -161,8 +162,8 @@ class Sums {
     }
     return read;
   }
-  // Begins the same of two pieces with split sums, by tensor cores; shifts: as Scales has them. In a quad of one piece
-  // the second is that of the next record.
+  // Begins the same for two pieces with split sums, by tensor cores; shifts: operand A, from Scales::shifts. Where a
+  // quad is one piece, the second is that of the next record.
   __device__ __forceinline__ void begin_shifts(uint32_t record, int piece,
                                                const uint32_t (&shifts)[4]) {
     const uint32_t at = record + sums_at(S::kColumns, piece, true);

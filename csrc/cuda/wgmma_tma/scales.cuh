@@ -7,7 +7,7 @@ namespace jaxgemv::cuda::wgmma_tma {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Row of the warp's 16 that lanes 4 g .. 4 g + 3 have, with the one 8 further on. In this order the lanes that
+// The first row, of the warp's 16, of lanes 4 g .. 4 g + 3; their second is 8 further on. In this order the lanes that
 // load from shared memory together find their rows in different banks.
 template <typename S>
 __device__ __forceinline__ int row_of_lane() {
@@ -22,13 +22,13 @@ __device__ __forceinline__ float number_at(const char* at, Dtype dtype) {
   return float_of_byte(__ldg(reinterpret_cast<const uint8_t*>(at)), dtype);
 }
 
-// Scale and shift of a warp's rows, those of four pieces at a time. Of four lanes, t even are for their first row and
-// odd for their second; they bring scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`:
-// where those of four pieces follow one another, they are copied four pieces before they are used.
+// Scale and shift of a warp's rows, for four pieces at a time. Of the four lanes of two rows, even t are for the first
+// row and odd for the second; they load scales (t < 2) and shifts, or where there is no shift two scales each. `ahead`:
+// where scales of four pieces follow one another, they are copied four pieces before they are used.
 template <typename S>
 class Scales {
  public:
-  // Of tile `tile` of 16 rows. shared: kScaleBytes of this warp's own.
+  // For tile `tile` of 16 rows. shared: kScaleBytes of this warp's own.
   __device__ __forceinline__ Scales(const Params& params, int s, int tile, int unit, bool by_fours,
                                     bool ahead, uint32_t shared)
       : params_(params),
@@ -40,22 +40,22 @@ class Scales {
     if (ahead) from_ = row() + ((unit * S::kPieces / 4 * 4 + first()) * source().g_bytes & ~3);
   }
 
-  // For the first four pieces, which another object like this will read.
+  // Starts the copy for the first four pieces, which another object of this class will read.
   __device__ __forceinline__ void ask_for_first() const {
     if (from_ != nullptr) with_size(source().g_bytes, [&]<int kSize>() { ask<kSize>(); });
   }
 
-  // To a box, the first one or params.deep further on.
+  // Moves on to a box, the first one or params.deep further on.
   __device__ __forceinline__ void step(int unit, bool is_first) {
     if (kUnits > 1 && (is_first || of_four(unit) < (by_fours_ ? 1 : params_.deep))) make(unit, 0);
   }
 
-  // To the four that piece p of the box begins.
+  // Moves on to the four pieces that piece p of the box begins.
   __device__ __forceinline__ void reach(int unit, int p) {
     if (kUnits == 1) make(unit, p);
   }
 
-  // Of piece p of the box, y += f * dot(q, x) + c * sum(x): f of both rows, and c unless S::kSplitsSums.
+  // The terms of piece p of the box, y += f * dot(q, x) + c * sum(x): f of both rows, and c unless S::kSplitsSums.
   __device__ __forceinline__ Terms terms(int unit, int p) const {
     const uint32_t at = terms_of(unit, p);
     if constexpr (!S::C::kHasShift || S::kSplitsSums) {
@@ -91,25 +91,25 @@ class Scales {
   const Params& params_;
   const bool by_fours_;  // as Turns has it
   const int s_, tile_;
-  uint32_t place_ = 0;  // of what comes next
+  uint32_t place_ = 0;  // the buffer of what comes next, in bytes
   const uint32_t terms_;
   const char* from_;  // what was asked for last; null if not ahead
 
-  // Of the boxes of four pieces, which one this is.
+  // Which box this is, of the kUnits that have four pieces together.
   static __device__ __forceinline__ int of_four(int unit) {
     return static_cast<int>(static_cast<unsigned>(unit) % kUnits);
   }
   __device__ __forceinline__ uint32_t terms_of(int unit, int p) const {
     return (terms_ & ~15u) + (kUnits > 1 ? of_four(unit) * S::kPieces + p : p % 4) * (32 * 4);
   }
-  // The number of a four that a lane's begin with.
+  // Which of four pieces a lane's numbers begin with.
   static __device__ __forceinline__ int first() {
     return S::C::kHasShift ? 0 : threadIdx.x % 4 / 2 * 2;
   }
   __device__ __forceinline__ ScaleSource source() const {
     const ScaleSource &a = params_.scales[0], &b = params_.scales[1];
     if constexpr (!S::C::kHasShift) return a;
-    // An index would make these slow loads; and nothing of them is kept through the loop.
+    // Not by an index at run time, which would make these slow loads; and nothing of them is kept through the loop.
     const bool first = kept(threadIdx.x % 4) < 2;
     return {first ? a.data : b.data, first ? a.stack_bytes : b.stack_bytes,
             first ? a.n_bytes : b.n_bytes, first ? a.g_bytes : b.g_bytes,
@@ -122,7 +122,8 @@ class Scales {
     return (terms_ & ~127u) + S::kTermBytes + place_ + threadIdx.x % 32 * 16;
   }
 
-  // What a lane brings of four pieces, of numbers of so many bytes: asked for, and as it has come.
+  // ask() starts the copy of a lane's numbers of four pieces, of kSize bytes each; read() takes them when they have
+  // come.
   template <int kSize>
   __device__ __forceinline__ void ask() const {
     if constexpr (kSize * kNumbers <= 4)
@@ -146,7 +147,7 @@ class Scales {
         to[i] = float_of_byte(words[0] >> ((first() + i) * 8) & 0xffu, dtype);
     }
   }
-  // By the bytes of a number.
+  // Calls use<kSize>() for the bytes of a number.
   template <typename Use>
   __device__ __forceinline__ static void with_size(int size, Use&& use) {
     if (size == 2)
@@ -157,7 +158,7 @@ class Scales {
       use.template operator()<1>();
   }
 
-  // The terms of the four pieces that piece p of a box is the first of, or is in the same box.
+  // Makes the terms of the four pieces to which piece p of a box belongs.
   __device__ __forceinline__ void make(int unit, int p) {
     const Dtype dtype = source().dtype;
     float mine[kNumbers];
@@ -182,7 +183,7 @@ class Scales {
         at[i] = row() + params_.groups.of(k) * source().g_bytes;
       }
       if (is_wide(dtype)) {
-        uint32_t bits[kNumbers];  // all are asked for before the first is there
+        uint32_t bits[kNumbers];  // all loads are issued before one is used
 #pragma unroll
         for (int i = 0; i < kNumbers; ++i) bits[i] = load_bits(at[i], dtype, 0);
 #pragma unroll
@@ -192,7 +193,7 @@ class Scales {
         for (int i = 0; i < kNumbers; ++i) mine[i] = number_at(at[i], dtype);
       }
     }
-    __syncwarp();  // all have read the terms before
+    __syncwarp();  // all lanes have read the terms before
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {
       if constexpr (S::C::kHasShift) {

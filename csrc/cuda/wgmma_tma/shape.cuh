@@ -38,42 +38,43 @@ struct TwoTf32 {
 
 #endif
 
-// Scales that are part of what is multiplied, so that no group has an end: of one byte, beside E2M1 (scaled.cuh).
-// e4m3 is for groups of 16, e8m0 for groups of 32; any other scale is met at the end of its group.
+// Scales that are part of what is multiplied, so that no group has an end: of one byte, beside E2M1 (scaled.cuh). e4m3
+// is for groups of 16, e8m0 for groups of 32; any other scale is applied at the end of its group.
 enum class InOperand { kNone, kE4M3, kE8M0 };
 
-// What others of a cluster send a CTA at most (gather.cuh).
+// The most bytes that other CTAs of a cluster send to one (gather.cuh).
 template <typename S>
 JAXGEMV_HD constexpr int sent_bytes(int across) {
   return (S::kColumns + kMostRanks - 1) * across * S::kRows * 4;
 }
 
-// For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights;
-// what these are to find in shared memory two more threads ask for. Weights come as boxes: 128 bytes of 64
-// rows, swizzled, or of widths that do not divide a byte a quad of each, as it is. kEndCount: ends of groups of
-// codes in a quad, or 0: one scale a row, so all products add up.
+// For up to kMostColumns columns of x. Four groups of four warps multiply, each 64 rows of the weights; two more
+// threads ask for the copies into shared memory. Weights come as boxes of 64 rows: 128 bytes of each, swizzled, or,
+// where the width does not divide a byte, a quad of each, not swizzled. kEndCount: ends of groups of codes in a quad,
+// or 0: one scale per row, so all products add up.
 template <Format kFormat, int kWidth, int kMostColumns, int kEndCount, InOperand kScalesIn>
 struct Shape {
   static constexpr int kBits = kWidth, kEnds = kEndCount;
   static constexpr InOperand kInOperand = kScalesIn;
   static constexpr bool kScalesNumbers = kInOperand != InOperand::kNone;
   using C = std::conditional_t<kScalesNumbers, ScaledOctet, Decoder<kFormat, kBits>>;
-  // What the image has of a decoder, the same for all whose codes lie alike in a register.
+  // Whether codes lie in a register as OrderOf<true> has them: the image is the same for all that do.
   static constexpr bool kHasPairs = C::kHasShift || kScalesNumbers;
-  static constexpr float kWorth = C::kWorth;  // of a sum
+  static constexpr float kWorth = C::kWorth;  // factor of a sum
   static constexpr bool kHasGlobalScale = !C::kHasShift;
   static constexpr int kColumns = kMostColumns;
   static constexpr int kRowTiles = 1, kRows = kTileN;
   static constexpr int kWarps = 16, kGroups = 4, kConsumers = 32 * kWarps,
                        kThreads = kConsumers + 128;
   static constexpr bool kSwizzles = 8 % kBits == 0;
-  static constexpr int kQuads = kSwizzles ? 8 / kBits : 1, kUnitK = kQuads * kQuadK;  // of a box
+  static constexpr int kQuads = kSwizzles ? 8 / kBits : 1, kUnitK = kQuads * kQuadK;  // per box row
   static constexpr int kBoxRows = 64, kRowBytes = kQuads * kBits * 16;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
-  // A piece is what has the same terms: of a quad, and of a box. kLogLanes: of the 16 lanes that have a quad of x.
+  // A piece is a run of codes with the same terms: how many a quad has, and a box. kLogLanes: log2 of a piece's lanes,
+  // of the 16 that have a quad of x.
   static constexpr int kQuadPieces = std::max(kEnds, 1), kPieces = kQuads * kQuadPieces;
-  // Boxes that four pieces are, whose scales come together; and that a group may take in turn, of those that share K.
-  // With few columns it is memory that counts, which likes boxes side by side (docs/cuda-notes.md).
+  // How many boxes four pieces take, whose scales are loaded together; and how many a group takes in one turn where
+  // groups share K. With few columns it is memory that counts, which likes boxes side by side (docs/cuda-notes.md).
   static constexpr int kFourBoxes = std::max(4 / kPieces, 1);
   static constexpr int kMostTurn = kColumns > 32 && kEnds == 1 && C::kHasShift ? kFourBoxes : 1;
   // Terms are made beside products; with few of these, behind them. (With 64 columns registers do not suffice for all.)
@@ -89,24 +90,24 @@ struct Shape {
   static constexpr bool kHasTable = C::kTableBytes > 0;
   // Lane t of four has octets 4 t to 4 t + 3 of a quad, or where groups end inside t, t + 4 ..
   static constexpr bool kRuns = kBits != 8 && kEnds < 2 && !kHasTable;
-  // In shared memory, which they fill: boxes of each group, and quads of x, which all groups share.
+  // Boxes of each group, and quads of x, which all groups share: as many as shared memory has room for.
   static constexpr int kSlots = (kColumns > 32 ? 3 : 4) - kHasTable;
   static constexpr int kXStages = (kHasTable && kColumns > 16) || (kColumns > 32 && kSums > 2) ? 4
                                   : kColumns > 32                                              ? 6
                                                                                                : 8;
-  // Groups that share K: each meets stages of x of its own, of two boxes where a stage goes back a quad later.
+  // The most groups that share K: each uses stages of x of its own, of two boxes where a stage goes back a quad later.
   static constexpr int kMostDeep =
       kXStages / (kEnds == 0 ? 2 * kQuads : kQuads) >= kGroups ? kGroups : 2;
   static constexpr int kX = kGroups * kSlots * kBoxBytes;  // where these begin
   static constexpr int kRecordBytes = record_bytes(kColumns, kSums, kSplitsSums),
                        kScales = kX + kXStages * kRecordBytes;
-  // Of four scales, or shifts, those that a lane brings.
+  // How many of four scales, or shifts, a lane loads.
   static constexpr int kNumbers = C::kHasShift ? 4 : 2;
-  // Of a warp: scales and shifts as they come, twice, and the terms that are made of them.
+  // Bytes of a warp: scales and shifts as they come, twice, and the terms that are made of them.
   static constexpr int kRawBytes = 32 * 16, kTermBytes = 32 * 16;
   static constexpr int kScaleBytes = 2 * kRawBytes + kTermBytes;
   static constexpr int kTable = kScales + kWarps * kScaleBytes;
-  // The sums of a piece run beside the products of the next, where there are registers for both.
+  // The sums of a piece are added beside the products of the next, where there are registers for both accumulators.
   static constexpr int kAccumulators = kColumns > 32 || (kColumns > 16 && kEnds < 2) ? 1 : 2;
   static constexpr int shared_bytes(int across, int deep) {
     return std::max(kTable + C::kTableBytes,
