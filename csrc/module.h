@@ -36,7 +36,7 @@ inline nanobind::object to_python(std::string_view text) {
 
 // The Dtype of x from its JAX name.
 inline Dtype dtype_of(std::string_view x) {
-  if (x == name_of(Dtype::kI8)) return Dtype::kF16;  // which it becomes
+  if (x == name_of(Dtype::kI8)) return Dtype::kF16;  // to which _dispatch.float_x converts it
   for (const Dtype dtype : {Dtype::kF16, Dtype::kBF16, Dtype::kF32})
     if (x == name_of(dtype)) return dtype;
   throw nanobind::value_error("x must be int8 or a float dtype of 16 or 32 bits");
