@@ -32,7 +32,6 @@ from bench import (
     timing,
     torch_systems,
 )
-from jaxgemv._ffi import cpu_isas, set_cpu_isa
 
 PLANS = {
     "gpu": timing.Plan(rotate=400e6, copies_range=(4, 100), calls=100, memory=8e9, repeats=15, executions=24),
@@ -58,10 +57,7 @@ def main() -> None:
     if args.platform:
         jax.config.update("jax_platforms", args.platform)
     device = jax.devices()[0]
-    if args.isa:
-        if args.isa not in cpu_isas():
-            raise SystemExit(f"bench: --isa must be one of {', '.join(cpu_isas())}; got {args.isa}")
-        set_cpu_isa(args.isa)
+    arguments.use_isa("bench", args.isa)
     if device.platform not in PLANS:
         raise SystemExit(f"bench: no plan for platform {device.platform!r}; use --platform cpu")
     if args.grid:

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from jaxgemv._ffi import cpu_isas, set_cpu_isa
+
 
 def words(text: str) -> list[str]:
     return text.split(",")
@@ -40,6 +42,15 @@ def saved(module: str, path: Path) -> dict[str, Any]:
         return {name: result[name] for name in ("environment", "method", "rows")}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SystemExit(f"{module}: {path} is no result of a benchmark: {error}") from None
+
+
+def use_isa(module: str, name: str | None) -> None:
+    """Another instruction set of the CPU than the best, if one is named."""
+    if name is None:
+        return
+    if name not in cpu_isas():
+        raise SystemExit(f"{module}: --isa must be one of {', '.join(cpu_isas())}; got {name}")
+    set_cpu_isa(name)
 
 
 def parser(module: str, doc: str, *, saves: bool = True) -> argparse.ArgumentParser:

@@ -4,7 +4,6 @@
 - `python -m bench.bars --of FILE`: the table of an earlier run, in Markdown
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -121,7 +120,7 @@ def main() -> None:
     parser.add_argument("--of", type=Path, metavar="FILE", help="times that were measured before")
     args = arguments.parse(parser)
     if args.of:
-        print(markdown([Result(**row) for row in json.loads(args.of.read_text())["rows"]]))
+        print(markdown([Result(**row) for row in arguments.saved("bench.bars", args.of)["rows"]]))
         return
     device = jax.devices()[0]
     # Products of the same shape and type of x share XLA's dense one.

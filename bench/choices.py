@@ -192,12 +192,7 @@ def main() -> None:
 def _measured(args) -> list[Choice]:
     device = jax.devices()[0]
     backend = "cpu" if device.platform == "cpu" else "cuda"
-    if args.isa:
-        if args.isa not in _ffi.cpu_isas():
-            raise SystemExit(
-                f"bench.choices: --isa must be one of {', '.join(_ffi.cpu_isas())}; got {args.isa}"
-            )
-        _ffi.set_cpu_isa(args.isa)
+    arguments.use_isa("bench.choices", args.isa)
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes or ()]
     chosen = {"shape": shapes, "rows": args.rows, "format": args.formats, "dtype": args.dtypes}
     wanted = list(cells(device.platform, args.count, args.seed, chosen))

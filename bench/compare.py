@@ -17,6 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import arguments
+
 SLOWER = 1.05  # a cell worth a look
 
 
@@ -44,7 +46,9 @@ def main() -> None:
     parser.add_argument("--after", type=Path, nargs="+", required=True, metavar="FILE")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON to FILE")
     args = parser.parse_args()
-    before, after = ([json.loads(file.read_text()) for file in files] for files in (args.before, args.after))
+    before, after = (
+        [arguments.saved("bench.compare", file) for file in files] for files in (args.before, args.after)
+    )
     cells = compare(before, after)
     if not cells:
         raise SystemExit("bench.compare: the results have no product of jaxgemv in common")

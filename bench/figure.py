@@ -1,8 +1,9 @@
 """What the pictures of results have in common: how they begin and end, and what they call a device."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+
+from bench import arguments
 
 
 def opened(path: Path, drawn: Callable[[dict], object]) -> tuple | None:
@@ -14,7 +15,7 @@ def opened(path: Path, drawn: Callable[[dict], object]) -> tuple | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    content = json.loads(path.read_text())
+    content = arguments.saved("bench", path)
     rows = [r for r in content["rows"] if drawn(r)]
     return (pyplot, content["environment"], rows) if rows else None
 

@@ -9,7 +9,7 @@ pytest.importorskip("allpairspy")
 pytest.importorskip("bench", reason="the sources are not beside the tests")
 
 from bench import __main__ as whole
-from bench import choices, decode
+from bench import bars, choices, decode
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,8 @@ def test_files(run_small, tmp_path, content):
         run_small(whole, "--plot", str(file))
     with pytest.raises(SystemExit, match=r"bench\.choices: .*result\.json is no result of a benchmark"):
         run_small(choices, "--of", str(file))
+    with pytest.raises(SystemExit, match=r"bench\.bars: .*result\.json is no result of a benchmark"):
+        run_small(bars, "--of", str(file))
 
 
 def test_isa(run_small):
