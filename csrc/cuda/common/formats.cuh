@@ -69,7 +69,7 @@ struct PlainDecoder {
   static constexpr int kParts = 1, kTableBytes = 0;
   static constexpr bool kHasShift = false;
   static __device__ __forceinline__ uint32_t ask_for_entry(const Param&, Index) { return 0; }
-  static __device__ __forceinline__ void make_table(const Param&, uint32_t, uint8_t*, bool) {}
+  static __device__ __forceinline__ void make_table(const Param&, uint32_t, uint8_t*, bool, int) {}
   static __device__ __forceinline__ bool has_second() { return false; }
   static __device__ __forceinline__ float unit() { return 1; }
 };
@@ -140,13 +140,14 @@ struct Decoder<Format::kCodebook, 4> : Octet<4> {
   static __device__ __forceinline__ uint32_t ask_for_entry(const Param& table, Index s) {
     return entry_bits(table, s);
   }
-  // Called by all threads of a CTA, which then have to synchronize. rounds: as in HalvesOfEntry.
+  // Called by all threads of the first `warps` warps of a CTA, which then have to synchronize. rounds: as in
+  // HalvesOfEntry.
   static __device__ __forceinline__ void make_table(const Param& table, uint32_t bits, uint8_t* to,
-                                                    bool rounds) {
+                                                    bool rounds, int warps) {
     const int lane = threadIdx.x % 32;
     const HalvesOfEntry entry(float_of_bits(bits, table.dtype), rounds);
 #pragma unroll 4
-    for (int byte = threadIdx.x / 32; byte < 256; byte += blockDim.x / 32) {
+    for (int byte = threadIdx.x / 32; byte < 256; byte += warps) {
       const uint32_t low = __shfl_sync(~0u, entry.both, byte % 16),
                      high = __shfl_sync(~0u, entry.both, byte / 16);
       auto* const at = reinterpret_cast<uint32_t*>(to + byte * 128) + lane;

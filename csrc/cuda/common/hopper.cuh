@@ -105,9 +105,10 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
-// A barrier of `threads` threads of the CTA, apart from __syncthreads().
+// A barrier of `threads` threads of the CTA, apart from __syncthreads(), whose number is 0.
+template <int kNumber = 1>
 __device__ __forceinline__ void sync_threads(int threads) {
-  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
 }
 // The same without waiting for the others.
 __device__ __forceinline__ void arrive_threads(int threads) {

@@ -65,9 +65,7 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
   };
 
   const bool exists = s >= 0;
-  if (exists)
-    C::make_table(params.codebook, C::ask_for_entry(params.codebook, s), table,
-                  params.x.lets_round());
+  const uint32_t entry = C::ask_for_entry(params.codebook, max(s, 0));
   const int first_tile = own.cluster / params.m_tiles;
   const int place = warp / params.deep, share = warp % params.deep;
   Weights<S> weights(params, max(s, 0), reads ? first_tile : params.tiles, place, share, first_unit,
@@ -77,8 +75,9 @@ __global__ void __launch_bounds__(Shape<Decoder<kFormat, kBits>, kColumnTiles>::
 #pragma unroll 1
     for (int i = 0; i < S::kStages - 1; ++i) weights.next();
   };
+  if (copies && exists) begin();
+  if (exists) C::make_table(params.codebook, entry, table, params.x.lets_round(), blockDim.x / 32);
   if (copies) {
-    if (exists) begin();
     wait_for_earlier();  // even without a matrix: this kernel must not end before the first
     if (exists) copy_image(first_unit, count_of(first_unit), image);
   }

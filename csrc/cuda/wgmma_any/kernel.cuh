@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns>::kThreads, 1)
   }
   if (own.s >= 0)
     C::make_table(params.codebook, C::ask_for_entry(params.codebook, own.s), table,
-                  params.x.lets_round());
+                  params.x.lets_round(), blockDim.x / 32);
   __syncthreads();
   if (warp >= S::kWarps) {
     setmaxnreg_dec<S::kRegistersOfCopies>();

@@ -55,10 +55,8 @@ cudaError_t launch_image(const Problem& problem, const Params& params, uint8_t* 
     return run(problem, params, image, records, keeps_shared, device, stream);
   };
   const bool has_norm = params.x.norm.data != nullptr;
-  // The next kernel, if for integers (only these need sums), has little to do before it needs x, and may begin behind
-  // this.
-  const bool is_long =
-      (records.sums || records.totals) && octets_of(records) > kAtOnce * kFewThreads;
+  // What waits may begin behind this kernel.
+  const bool is_long = records.waits && octets_of(records) > kAtOnce * kFewThreads;
   return has_pairs ? with_x<OrderOf<true>>(problem.x, has_norm, is_long, use)
                    : with_x<OrderOf<false>>(problem.x, has_norm, is_long, use);
 }

@@ -219,12 +219,13 @@ __global__ void __launch_bounds__(Shape<kFormat, kBits, kColumns, kEnds, kIn>::k
         Scales<S>(params, own.s, place.tile, own.first_unit + turns.first(place.share), by_fours,
                   ahead, place.scales)
             .ask_for_first();
-    if constexpr (S::kHasTable) {
-      C::make_table(params.codebook, entry, base + S::kTable, params.x.lets_round());
-      __syncthreads();
-    } else if (warp == S::kWarps) {
-      arrive_threads(S::kThreads);  // the weights wait for nobody
+    // Copies wait for no table, and weights for nobody.
+    if (warp == S::kWarps || (S::kHasTable && warp > S::kWarps)) {
+      if (S::kHasTable && warp <= S::kWarps + 1) sync_threads<2>(64);  // whose barriers both use
+      arrive_threads(S::kThreads);
     } else {
+      if constexpr (S::kHasTable)
+        C::make_table(params.codebook, entry, base + S::kTable, params.x.lets_round(), S::kWarps);
       sync_threads(S::kThreads);
     }
     if (warp >= S::kWarps) {
