@@ -151,6 +151,7 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 9, 16, 20 << 20, all<has_16_bit_x, has_columns<512>>},
     {"direct", 0, 17, 32, 16 << 20, all<is_fast_in_direct, has_long_rows>},
     {"wgmma_tma", 0, 17, 64, kNoLimit, all<has_long_rows, has_codes<4>, none<has_rows<1536>>>},
+    {"wgmma_tma", 4, 17, 32, kNoLimit, all<has_codes<48>, none<has_one_group>>},
     {"wgmma", 4, 17, 32, kNoLimit, all<has_codes<4>, none<has_long_rows>>},
     {"wgmma_tma", 4, 33, 64, kNoLimit, has_codes<12>},
     {"wgmma", 4, 33, 64, kNoLimit, all<has_codes<2>, none<has_long_rows>>},
@@ -158,6 +159,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"direct", 0, 33, 64, 4 << 20, has_16_bit_x},
     {"direct", 0, 1, 8, 11 << 20},
     {"direct", 0, 2, 2, 24 << 20, all<has_integers, has_small_groups>},
+    {"direct", 0, 3, 8, 24 << 20,
+     all<has_x<Dtype::kF32>, has_integers, has_small_groups, none<has_columns<4096>>>},
     {"wgmma_tma", 4, 3, 8, kNoLimit, all<has_table, has_codes<12>>, kOneByteScale},
     {"wgmma_any", 0, 1, 1, kNoLimit, all<has_wide_floats, has_groups_of_16, has_codes<8>>},
     {"wgmma_any", 0, 2, 8, kNoLimit, all<has_groups_of_16, has_codes<11>>},
@@ -198,6 +201,8 @@ inline constexpr Crossover kCrossovers[] = {
     // program is for any number of rows.
     {"gemm_tma", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
     {"gemm", 0, 65, kNoLimit, kNoLimit, has_codes<3>},
+    // Against mma_any: "Few rows of x".
+    {"wgmma_tma", 0, 3, 8, kNoLimit, all<has_codes<48>, has_one_group>},
     // Against mma_any: "Every width". stream with few tiles is for parts that the kernels above refuse.
     {"stream", 0, 1, 1, kNoLimit, has_16_bit_x},
     {"stream", 0, 1, 16, kNoLimit, has_whole_pieces},
