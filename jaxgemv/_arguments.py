@@ -1,6 +1,7 @@
 """Checks of what `gemv` takes besides the weight; those of the weight are in _check.py."""
 
-import sys
+import math
+from contextlib import suppress
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from jax import Array
 from jax.core import Tracer
 
 from jaxgemv import _around
-from jaxgemv._check import FLOATS, as_array, as_dtype, as_index, check_float, names_of
+from jaxgemv._check import FLOAT8, FLOATS, as_array, as_dtype, as_index, check_float, names_of
 from jaxgemv._shapes import known
 from jaxgemv._tensor import QuantizedTensor
 
@@ -52,9 +53,13 @@ def check_out_dtype(op: str, out_dtype, allowed, default):
 
 
 def check_eps(op: str, eps) -> float:
-    if not isinstance(eps, Real) or not 0 <= eps <= sys.float_info.max:  # pyright: ignore[reportOperatorIssue]
+    number = math.nan
+    if isinstance(eps, Real):
+        with suppress(OverflowError):  # of an integer
+            number = float(eps)
+    if not 0 <= number <= float(np.finfo(np.float32).max):  # in which it is added
         raise ValueError(f"{op}: eps must be a number, 0 or more; got {eps!r}")
-    return float(eps)
+    return number
 
 
 def check_round_norm(op: str, round_norm) -> bool:
@@ -66,6 +71,8 @@ def check_round_norm(op: str, round_norm) -> bool:
 def check_integer_product(op: str, w: QuantizedTensor, asked: Asked) -> None:
     if w.zero is not None and not jnp.issubdtype(w.zero.dtype, jnp.integer):
         raise TypeError(f"{op}: zero must be an integer array when scale is None; got {w.zero.dtype}")
+    if w.packed.dtype in FLOAT8:
+        raise TypeError(f"{op}: scale must be an array for weights of {w.packed.dtype}; got None")
     if w.offset is not None or w.codebook is not None or asked.bias is not None:
         raise ValueError(f"{op}: offset, codebook and bias need scale; got scale=None")
     if asked.activation or any(a is not None for a in (asked.residual, asked.x_scale, w.global_scale)):

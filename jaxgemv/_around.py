@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from jaxgemv._operands import Operands, Static, in_range, is_explicit, select
+from jaxgemv._operands import Operands, Static, in_order, in_range, is_explicit, nowhere, select
 from jaxgemv._shapes import any_rank
 
 ACTIVATIONS = {
@@ -52,13 +52,19 @@ def compose(
     stack = None if o.index is None else o.stack
     o, rest = split(o, with_bias)
     inner = inner_static(o, rest, s)
-    o = inner_operands(o, before(o, s))
+    x = before(o, s)
+    # An integer cannot say that an entry of perm is out of range, as NaN does.
+    in_order = _in_order(o) if o.perm is not None and x.dtype == jnp.int8 else None
+    o = inner_operands(o, x)
     if stack is None or o.stack == stack:
-        return after(product(o, inner), rest, s, stack)
-    # One matrix and a stack of norms, say, as vmap makes them: all slices of x are rows for the one matrix.
-    alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
-    y = product(alone, inner)
-    return after(select(in_range(o.index, stack), y, np.nan), rest, s, stack)
+        y = product(o, inner)
+    else:
+        # One matrix and a stack of norms, say, as vmap makes them: all slices of x are rows for the one matrix.
+        alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
+        y = select(in_range(o.index, stack), product(alone, inner), nowhere(inner.out_dtype))
+    if in_order is not None:
+        y = select(in_order, y, nowhere(inner.out_dtype))
+    return after(y, rest, s, stack)
 
 
 def inner_call(o: Operands, s: Static) -> tuple[Operands, Static]:
@@ -119,6 +125,12 @@ def before(o: Operands, s: Static) -> Array:
             x = jnp.where(perm < 0, 0, x)
         x = jnp.take_along_axis(x, perm, axis=-1, mode="fill")
     return x
+
+
+def _in_order(o: Operands) -> Array:
+    """Whether each element of x that perm names is there, for each slice."""
+    inside = jnp.all(in_order(o.perm, o.x.shape[-1]), axis=-1)
+    return inside if o.index is None else _entry(inside, o, o.prefix + 1)[..., 0]
 
 
 @any_rank

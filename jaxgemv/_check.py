@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.export import is_symbolic_dim
 
 from jaxgemv._shapes import known
 
@@ -81,6 +82,15 @@ def check_group_size(op: str, group_size) -> int:
     return int(group_size)
 
 
+def check_k(op: str, name: str, k) -> int:
+    """k as an int; a symbolic size stays one."""
+    if is_symbolic_dim(k):
+        return k
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+        raise ValueError(f"{op}: {name} must be a positive integer; got {k!r}")
+    return int(k)
+
+
 def check_packed(op: str, name: str, packed, bits: int, k: int, why: str) -> None:
     """Raises unless the rows of `packed` hold exactly k codes."""
     if packed.dtype in FLOAT8 and bits == 8:
@@ -106,6 +116,8 @@ def check_weight(
     single row will do, or no row at all.
     """
     check_bits(op, w.bits)
+    if w.k is not None:
+        check_k(op, f"{prefix}k", w.k)
     why = f" for K = {k}" if why is None else why
     name = f"{prefix}packed" if prefix else "Wq"
     if w.packed.ndim < least:

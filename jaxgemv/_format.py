@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxgemv._check import FLOAT8, as_array, check_bits, check_packed, words_per_row
+from jaxgemv._check import FLOAT8, as_array, check_bits, check_k, check_packed, words_per_row
 from jaxgemv._operands import is_explicit
 from jaxgemv._shapes import any_rank
 
@@ -90,6 +90,7 @@ def unpack(packed: ArrayLike, bits: int, k: int) -> Array:
     packed = as_array("unpack", "packed", packed)
     if packed.dtype in FLOAT8:
         raise TypeError(f"unpack: packed must be uint32, or uint8 with the same bytes; got {packed.dtype}")
+    k = check_k("unpack", "k", k)
     check_packed("unpack", "packed", packed, bits, k, "")
     return _unpack(jnp.asarray(packed), bits=bits, k=k)
 

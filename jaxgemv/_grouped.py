@@ -59,7 +59,7 @@ def in_tiles(
     # An empty tile has an index out of range: nothing is read for it.
     y = call(x, jnp.take(index, source[::size], mode="fill", fill_value=-1))
     y = y.reshape(tiles * size, rows, y.shape[-1])
-    bad = np.nan if jnp.issubdtype(y.dtype, jnp.floating) else np.iinfo(y.dtype).min
+    bad = nowhere(y.dtype)
     return jnp.take(y, slot, axis=0, mode="fill", fill_value=bad)
 
 

@@ -126,6 +126,17 @@ def in_range(index: Array, stack: int) -> Array:
     return (index >= 0) & (index < stack)
 
 
+def in_order(perm: Array, k) -> Array:
+    """Where an entry of a permutation is that of an element of x; from -K on, as numpy counts."""
+    return (perm >= -k) & (perm < k)
+
+
+def nowhere(dtype) -> np.generic:
+    """What a result of this dtype has where an index or a permutation is out of range."""
+    dtype = np.dtype(dtype)
+    return np.asarray(np.iinfo(dtype).min if dtype == np.int32 else np.nan, dtype)
+
+
 def select(valid: Array, y: Array, other) -> Array:
     """The slices of y that are valid, and `other` in place of the rest."""
     return jnp.where(

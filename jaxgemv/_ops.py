@@ -1,8 +1,9 @@
 """The public operations: check, promote, bind."""
 
+import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial, wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from jaxgemv._arguments import (
     check_x,
     known_entry,
 )
-from jaxgemv._check import FLOATS, as_array, check_weight
+from jaxgemv._check import FLOATS, as_array, as_index, check_weight
 from jaxgemv._ffi import backends
 from jaxgemv._operands import Operands, Static
 from jaxgemv._tensor import ARRAYS, QuantizedTensor, Transposed
@@ -38,6 +39,14 @@ def _is_local(a) -> bool:
     return isinstance(a, Array) and not isinstance(a, Tracer) and isinstance(a.sharding, SingleDeviceSharding)
 
 
+def _are_exact(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a compiled call with equal arguments has checked these: 4.0 and True equal 4 and 1, and are refused."""
+    w = args[1] if len(args) > 1 else kwargs.get("w")
+    ints = (w.bits, w.group_size, w.k) if isinstance(w, QuantizedTensor) else (kwargs.get("group_size"),)
+    is_bool = isinstance(kwargs.get("round_norm", False), bool)
+    return is_bool and all(i is None or type(i) is int for i in ints)
+
+
 def _checked_once(function: Callable[_P, Array], more: tuple[str, ...] = ()) -> Callable[_P, Array]:
     """Outside a trace, where checks take longer than a small product, they run once for all calls that are alike."""
     static = (*_STATIC, *more)
@@ -45,9 +54,10 @@ def _checked_once(function: Callable[_P, Array], more: tuple[str, ...] = ()) -> 
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Array:
-        arrays = jax.tree.leaves((args, [value for name, value in kwargs.items() if name not in static]))
-        alike = all(isinstance(kwargs.get(name), Hashable) for name in static)
-        return (traced if alike and all(map(_is_local, arrays)) else function)(*args, **kwargs)
+        others = (args, {name: value for name, value in kwargs.items() if name not in static})
+        alike = all(isinstance(kwargs.get(name), Hashable) for name in static) and _are_exact(args, kwargs)
+        is_traced = alike and all(map(_is_local, jax.tree.leaves(others)))
+        return (traced if is_traced else function)(*args, **kwargs)
 
     return call
 
@@ -181,6 +191,8 @@ def _gemv(op: str, x, w: QuantizedTensor, asked: Asked, out_sharding, prefix: st
         out = check_out_dtype(op, asked.out_dtype, (jnp.int32,), jnp.int32)
     else:
         out = check_out_dtype(op, asked.out_dtype, FLOATS, x.dtype if x.dtype in FLOATS else jnp.float32)
+    if w.perm is not None:
+        w = dataclasses.replace(w, perm=as_index(op, w.perm, k))
     arrays = {field: jnp.asarray(a) for field in ARRAYS if (a := getattr(w, field)) is not None}
     if w.zero is not None and not integer:
         arrays["zero"] = _float_zero(arrays["zero"], w.dtype)

@@ -14,7 +14,7 @@ from jax import Array
 
 from jaxgemv import _grouped
 from jaxgemv._format import spread, unpack, weights
-from jaxgemv._operands import Operands, Static, in_range
+from jaxgemv._operands import Operands, Static, in_range, nowhere
 from jaxgemv._shapes import any_rank, known
 
 # Bytes of dequantised matrices that may exist at the same time, if one is not larger.
@@ -111,7 +111,7 @@ def of_entries(
         y = one(o.x, pick(w, None))
         return (y if o.bias is None else y + o.bias.astype(jnp.float32)).astype(s.out_dtype)
 
-    bad = np.asarray(np.iinfo(np.int32).min if s.out_dtype == np.int32 else np.nan, s.out_dtype)
+    bad = nowhere(s.out_dtype)
     if o.is_nothing:
         return jnp.full((*o.x.shape[:-1], width), bad)
 

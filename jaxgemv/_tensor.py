@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Any, NoReturn
@@ -16,9 +17,9 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_weight
+from jaxgemv._check import FLOAT8, ONE_BYTE, as_array, as_dtype, as_index, check_bits, check_k, check_weight
 from jaxgemv._format import beside, pack, weights
-from jaxgemv._operands import is_explicit
+from jaxgemv._operands import in_order, is_explicit
 from jaxgemv._shapes import known
 
 # Arrays of a tensor, in the order of its fields; and those of them that have a part for each row of the weight.
@@ -86,9 +87,9 @@ class QuantizedTensor:
 
     def __repr__(self) -> str:
         """Its shape, and those of its arrays: their numbers would be pages."""
-        fields = (
-            {"shape": self.shape} if getattr(self.packed, "shape", None) and self.bits is not None else {}
-        )
+        fields = {}
+        with suppress(AttributeError, IndexError, TypeError, ValueError):  # of fields that are no weight's
+            fields["shape"] = self.shape
         fields |= {name: getattr(self, name) for name in ("bits", "group_size", "k", *ARRAYS)}
         given = {name: _brief(value) for name, value in fields.items() if value is not None}
         return f"QuantizedTensor({', '.join(f'{name}={text}' for name, text in given.items())})"
@@ -153,10 +154,10 @@ class QuantizedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """(..., N, K)"""
-        if self.bits is None:
-            check_bits("QuantizedTensor", self.bits)
+        bits = check_bits("QuantizedTensor", self.bits)
         size = self.packed.shape[-1] * np.dtype(self.packed.dtype).itemsize
-        return (*self.packed.shape[:-1], self.k or size * 8 // self.bits)
+        k = size * 8 // bits if self.k is None else check_k("QuantizedTensor", "k", self.k)
+        return (*self.packed.shape[:-1], k)
 
     @property
     def ndim(self) -> int:
@@ -309,14 +310,18 @@ def dequantize(w: QuantizedTensor, dtype: DTypeLike | None = None) -> Array:
         raise TypeError(f"dequantize: w must be a QuantizedTensor; got {type(w).__name__}")
     if w.scale is None:
         raise TypeError("dequantize: w.scale must be an array; got None")
-    given = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None}
+    given = {name: a for name in ARRAYS if (a := getattr(w, name)) is not None or name == "packed"}
     w = dataclasses.replace(w, **{name: as_array("dequantize", f"w.{name}", a) for name, a in given.items()})
+    check_bits("dequantize", w.bits)
     k = w.shape[-1]
     group = check_weight("dequantize", w, k, "w.", least=1)
     dtype = w.dtype if dtype is None else as_dtype("dequantize", "dtype", dtype)
-    return _dequantized(
-        {name: getattr(w, name) for name in ARRAYS}, bits=w.bits, group=group, k=k, dtype=dtype
-    )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dequantize: dtype must be a float dtype; got {dtype}")
+    arrays = {name: getattr(w, name) for name in ARRAYS}
+    if w.perm is not None:
+        arrays["perm"] = as_index("dequantize", w.perm, k)
+    return _dequantized(arrays, bits=w.bits, group=group, k=k, dtype=dtype)
 
 
 # Jitted, or scales would become (N, K) arrays.
@@ -337,8 +342,7 @@ def _in_order(weight: Array, perm: Array) -> Array:
     perm = beside(perm, weight) if is_explicit(weight) else perm
     if perm.ndim > 1:
         return jax.vmap(_in_order)(weight, perm)
-    # `_take` fills perm with this where an index was out of range.
-    none = jnp.where(jnp.any(perm == jnp.iinfo(perm.dtype).min), jnp.nan, 0).astype(weight.dtype)
+    none = jnp.where(jnp.all(in_order(perm, weight.shape[-1])), 0, jnp.nan).astype(weight.dtype)
     if not is_explicit(weight):
         return jnp.full_like(weight, none).at[..., perm].add(weight, mode="drop")
     whole = NamedSharding(cut.mesh, PartitionSpec(*cut.spec[:-1], None))  # along K

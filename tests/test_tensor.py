@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -373,6 +374,39 @@ def test_perm(backend, rng):
     np.testing.assert_array_equal(p.x @ np.asarray(dequantize(w)).T, expected)
     grad = jax.grad(lambda x: gemv(x, w, implementation=backend).sum())(jnp.asarray(p.x))
     np.testing.assert_array_equal(grad, np.broadcast_to(np.asarray(dequantize(w)).sum(0), grad.shape))
+
+
+@pytest.mark.parametrize("entry", [48, -49, 2**31 - 1, 2**32 + 1])
+def test_an_entry_of_perm_out_of_range_shows(entry, backend, rng):
+    """As NaN, or as the least integer where there is no NaN; in a stack only where that entry is met."""
+    perm = np.arange(48)
+    perm[5] = entry
+    p = make(rng, 4, "float32", CASE, exact=True)
+    w = dataclasses.replace(p.tensor, perm=perm)
+    x = rng.integers(-9, 10, p.x.shape).astype(np.int8)
+    run = partial(gemv, implementation=backend)
+    assert np.isnan(dequantize(w)).all()
+    for of in (run, jax.jit(run, static_argnames="activation"))[: 1 if entry > 2**31 else 2]:  # jit itself cuts an int64 off
+        assert np.isnan(of(p.x, w)).all()
+        assert np.isnan(of(x, w)).all()
+        assert np.isnan(of(x, w, bias=np.ones(6, np.float32), activation="relu")).all()
+        assert np.isnan(of(x, w, x_scale=np.ones((*x.shape[:-1], 3), np.float32))).all()
+        exact = dataclasses.replace(w, scale=None, zero=None)
+        assert (of(x, exact) == np.iinfo(np.int32).min).all()
+        stack = jax.tree.map(lambda *a: np.stack(a), w, dataclasses.replace(w, perm=np.arange(48)))
+        for rows in (p.x, x):
+            assert np.isnan(of(rows, stack, index=np.array([0, 1, 0], np.int32))).all(axis=-1).tolist() == [1, 0, 1]
+
+
+def test_perm_counts_from_the_end_too(backend, rng):
+    p = make(rng, 4, "float32", CASE, exact=True)
+    perm = rng.permutation(48).astype(np.int32)
+    x = rng.integers(-9, 10, p.x.shape).astype(np.int8)
+    w, same = (dataclasses.replace(p.tensor, perm=each) for each in (perm - 48, perm))
+    np.testing.assert_array_equal(dequantize(w), dequantize(same))
+    for rows in (p.x, x):
+        y, expected = (gemv(rows, each, implementation=backend) for each in (w, same))
+        np.testing.assert_array_equal(y, expected)
 
 
 def test_a_stack_leads_every_leaf(rng):
