@@ -85,7 +85,7 @@ def check_group_size(op: str, group_size) -> int:
 def check_k(op: str, name: str, k) -> int:
     """k as an int; a symbolic size stays one."""
     if is_symbolic_dim(k):
-        return k
+        return k  # pyright: ignore[reportReturnType]
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
         raise ValueError(f"{op}: {name} must be a positive integer; got {k!r}")
     return int(k)

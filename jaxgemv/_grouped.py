@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxgemv._operands import nowhere
 from jaxgemv._shapes import known
 
 # Bytes of weights that are read in the time that it takes to move the rows: six small kernels on a GPU. (H200, int4,
@@ -59,8 +60,7 @@ def in_tiles(
     # An empty tile has an index out of range: nothing is read for it.
     y = call(x, jnp.take(index, source[::size], mode="fill", fill_value=-1))
     y = y.reshape(tiles * size, rows, y.shape[-1])
-    bad = nowhere(y.dtype)
-    return jnp.take(y, slot, axis=0, mode="fill", fill_value=bad)
+    return jnp.take(y, slot, axis=0, mode="fill", fill_value=nowhere(y.dtype))
 
 
 def _by_comparing(index: Array, stack: int, size: int, slots: int) -> tuple[Array, Array]:

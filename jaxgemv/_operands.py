@@ -131,10 +131,10 @@ def in_order(perm: Array, k) -> Array:
     return (perm >= -k) & (perm < k)
 
 
-def nowhere(dtype) -> np.generic:
+def nowhere(dtype) -> Any:
     """What a result of this dtype has where an index or a permutation is out of range."""
     dtype = np.dtype(dtype)
-    return np.asarray(np.iinfo(dtype).min if dtype == np.int32 else np.nan, dtype)
+    return dtype.type(np.iinfo(dtype).min if dtype == np.int32 else np.nan)
 
 
 def select(valid: Array, y: Array, other) -> Array:

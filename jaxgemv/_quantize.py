@@ -71,11 +71,14 @@ def quantize(
     dtype = resolve_scale_dtype("quantize", format, scale_dtype, weight.dtype)
     if weight.ndim < 2:
         raise ValueError(f"quantize: weight must have shape (..., N, K), N and K >= 1; got {weight.shape}")
-    if not isinstance(in_axis, Integral) or not -weight.ndim <= in_axis < weight.ndim:
+    is_axis = isinstance(in_axis, Integral) and not isinstance(in_axis, bool)
+    if not is_axis or not -weight.ndim <= in_axis < weight.ndim:
         raise ValueError(f"quantize: in_axis must be an axis of weight, {weight.shape}; got {in_axis}")
     *_, n = (size for axis, size in enumerate(weight.shape) if axis != in_axis % weight.ndim)
     if 0 in (n, weight.shape[in_axis]):
         raise ValueError(f"quantize: weight must have shape (..., N, K), N and K >= 1; got {weight.shape}")
+    if not isinstance(symmetric, bool | np.bool_):
+        raise TypeError(f"quantize: symmetric must be True or False; got {symmetric!r}")
     if format is not None and symmetric:
         raise ValueError(f"quantize: symmetric must be False for format={format!r}; got {symmetric}")
     if method not in METHODS:

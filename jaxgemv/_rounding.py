@@ -197,6 +197,8 @@ def _slope(a: Array, b: Array, importance: Array | None) -> Array:
 
 
 def _factors(scale: Array, dtype, *, either_sign: bool) -> Scales:
+    # XLA may divide by such a scale by its reciprocal, which would be 0, as would all codes.
+    scale = jnp.where(scale <= 2.0**126, scale, jnp.nan)
     factors = np.outer(_FACTORS, [1, -1] if either_sign else [1]).ravel().astype(np.float32)
     return Scales(
         (_stored(scale, dtype),), lambda i: (_stored(scale * jnp.asarray(factors)[i], dtype),), len(factors)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import lcm, prod
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +84,9 @@ def quantize_tree(
     (64, 256)
     """
     check_arguments(f"{_OP}: ", quantize_arguments)
+    check_functions(_OP, predicate=predicate, report=report)
+    if not isinstance(in_axis, Integral) or isinstance(in_axis, bool):
+        raise ValueError(f"{_OP}: in_axis must be an axis of each matrix; got {in_axis!r}")
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_quantized)
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
@@ -119,6 +123,12 @@ def check_arguments(prefix: str, arguments: Mapping[str, Any]) -> None:
     known = list(inspect.signature(quantize).parameters)[1:]
     if unknown := [name for name in arguments if name not in known]:
         raise TypeError(f"{prefix}arguments must be those of quantize, {', '.join(known)}; got {unknown[0]}")
+
+
+def check_functions(op: str, **functions: Any) -> None:
+    for name, f in functions.items():
+        if f is not None and not callable(f):
+            raise TypeError(f"{op}: {name} must be a function or None; got {f!r}")
 
 
 def converted(
@@ -208,22 +218,24 @@ def _is_matrix(name: str, leaf) -> bool:
 
 def quantized(leaf, arguments: Mapping[str, Any]) -> QuantizedTensor:
     """`quantize`, with arrays that are cut as the leaf is; of a leaf that is a shape, shapes."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(lambda leaf: quantized(leaf, arguments), leaf)
 
     def cut(spec, ndim: int) -> tuple:
         spec = [*spec, *(None,) * (ndim - len(spec))]
         k = spec.pop(arguments["in_axis"])
         return (*spec, k)
 
-    return placed(leaf, lambda leaf: quantize(leaf, **arguments), cut)
+    return of_array(leaf, lambda leaf: quantize(leaf, **arguments), cut)
 
 
-def placed(leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int], tuple]) -> QuantizedTensor:
-    """`make(leaf)`, cut as the leaf, along K as far as each part is whole words and groups.
+def of_array(
+    leaf, make: Callable[[Any], QuantizedTensor], cut: Callable[[Any, int], tuple]
+) -> QuantizedTensor:
+    """`make(leaf)`, cut as the leaf, along K as far as each part is whole words and groups; shapes of a shape.
 
     cut: (spec, dimensions) of the leaf to what cuts (..., N, K).
     """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.eval_shape(make, leaf)
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Tracer) or not isinstance(sharding, NamedSharding):
         return make(leaf)

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxgemv._check import FLOATS, names_of
+from jaxgemv._check import FLOATS, as_array, names_of
 from jaxgemv._ffi import ATTEND, backends
 
 _OP = "attention.one_token"
@@ -44,8 +44,8 @@ def one_token(
     >>> attention.one_token(jnp.ones((8, 64)), cache, cache, 3).shape
     (8, 64)
     """
-    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    position = jnp.asarray(position)
+    given = {"q": q, "k": k, "v": v, "position": position}
+    q, k, v, position = (jnp.asarray(as_array(_OP, name, a)) for name, a in given.items())
     _check(q, k, v, position)
     scale = _checked_scale(q.shape[-1] ** -0.5 if scale is None else scale)
     return _one_token(q, k, v, position.astype(jnp.int32), _checked_window(window), scale)
@@ -111,5 +111,5 @@ def _checked_window(window) -> int:
 def _checked_scale(scale) -> float:
     try:
         return float(scale)
-    except TypeError:  # a tracer too
+    except (TypeError, ValueError):  # a tracer too, and text
         raise TypeError(f"{_OP}: scale must be a float; got {type(scale).__name__}") from None

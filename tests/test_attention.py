@@ -182,6 +182,7 @@ F32, F16 = jnp.float32, jnp.float16
         (((4, 8), (2, 9, 8), (2, 9, 8)), (F32,) * 3, 0, {"window": -1}, ValueError, "window"),
         (((4, 8), (2, 9, 8), (2, 9, 8)), (F32,) * 3, 0, {"window": 2.5}, TypeError, "window must be an int"),
         (((4, 8), (2, 9, 8), (2, 9, 8)), (F32,) * 3, 0, {"scale": []}, TypeError, "scale must be a float"),
+        (((4, 8), (2, 9, 8), (2, 9, 8)), (F32,) * 3, 0, {"scale": "a"}, TypeError, "scale must be a float"),
     ],
 )
 def test_errors(shapes, dtypes, position, rest, error, text):

@@ -217,6 +217,50 @@ def test_integer_products():
     check(TypeError, "gemv: scale must be an array for x of dtype float32; got None", gemv, X, w)
 
 
+def test_integer_products_of_float8():
+    w = QuantizedTensor(packed=a(6, 64, dtype=jnp.float8_e4m3fn), scale=None)
+    text = "gemv: scale must be an array for weights of float8_e4m3fn; got None"
+    check(TypeError, text, gemv, a(64, dtype=i8), w)
+
+
+@pytest.mark.parametrize("k", [0, -1, 64.0, True, "64"])
+def test_k(k):
+    w = tensor(k=k)
+    check(ValueError, f"gemv: w.k must be a positive integer; got {k!r}", gemv, X, w)
+    check(ValueError, f"QuantizedTensor: k must be a positive integer; got {k!r}", jaxgemv.dequantize, w)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [({"bits": 4}, {"bits": 4.0}), ({"bits": 1}, {"bits": True}), ({"group_size": 16}, {"group_size": 16.0})],
+    ids=str,
+)
+def test_a_call_that_was_compiled_does_not_let_its_like_pass(good, bad):
+    """4.0 and True are equal to 4 and 1, by which compiled calls are found."""
+    (name, value), *_ = good.items()
+    given = {"bits": 4} | good
+    w = QuantizedTensor.from_codes(jnp.ones((6, 64), i32), jnp.ones((6, 4)), **given)
+    like = dataclasses.replace(w, **bad)
+    x = jnp.ones(64)
+    for _ in range(2):
+        gemv(x, w)
+        with pytest.raises(ValueError, match=f"gemv: {name} must be .*; got {bad[name]}"):
+            gemv(x, like)
+    with pytest.raises(ValueError, match=f"gemv: {name} must be .*; got {bad[name]}"):
+        gemv(x, w=like)
+    if name == "group_size":
+        gemv_int4(x, w.packed, None, w.scale, group_size=value)
+        with pytest.raises(ValueError, match=r"gemv_int4: group_size must be .*; got 16\.0"):
+            gemv_int4(x, w.packed, None, w.scale, **bad)
+
+
+def test_round_norm_of_an_int_after_that_of_a_bool():
+    x, w = jnp.ones(64), QuantizedTensor.from_codes(jnp.ones((6, 64), i32), jnp.ones(6), bits=4)
+    gemv(x, w, norm=x, round_norm=True)
+    with pytest.raises(TypeError, match="round_norm must be True or False; got 1"):
+        gemv(x, w, norm=x, round_norm=1)
+
+
 X8, X_SCALES = a(2, 64, dtype=i8), "x_scale must have shape () or (2, G) with G a divisor of K = 64"
 
 INT8_X = (

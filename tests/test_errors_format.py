@@ -14,6 +14,11 @@ DEQUANTIZE = (
     (ValueError, "w.packed must have shape (N, 9) for K = 65; got (6, 8)", {"k": 65}),
     (ValueError, "w.scale has 5 groups, which do not divide K = 64: give group_size=", {"scale": a(6, 5)}),
     (ValueError, "w.scale has 4 groups, which do not divide K = 85: give group_size=", {"bits": 3}),
+    (TypeError, "w.packed must be an array; got None", {"packed": None}),
+    *(
+        (ValueError, f"bits must be an integer from 1 to 8; got {b!r}", {"bits": b})
+        for b in (0, -1, "4", 4.0)
+    ),
 )
 
 
@@ -21,7 +26,21 @@ DEQUANTIZE = (
     ("error", "text", "fields"), DEQUANTIZE, ids=[text[:40] for _, text, _ in DEQUANTIZE]
 )
 def test_dequantize(error, text, fields):
-    check(error, "dequantize: " + text, dequantize, tensor(**fields))
+    w = tensor(**fields)
+    check(error, "dequantize: " + text, dequantize, w)
+    assert repr(w).startswith("QuantizedTensor(")
+
+
+@pytest.mark.parametrize("dtype", [np.int32, bool, np.complex64])
+def test_dequantize_to_no_float(dtype):
+    text = f"dequantize: dtype must be a float dtype; got {np.dtype(dtype).name}"
+    check(TypeError, text, dequantize, tensor(), dtype=dtype)
+
+
+@pytest.mark.parametrize("bits", [0, -1, "4", 4.0, None])
+def test_shape_of_no_bits(bits):
+    with pytest.raises(ValueError, match="QuantizedTensor: bits must be an integer from 1 to 8; got "):
+        tensor(bits=bits).shape  # noqa: B018
 
 
 PACK = (
@@ -45,6 +64,10 @@ UNPACK = (
     (ValueError, "bits must be an integer from 1 to 8; got 9", a(4, dtype=u32), 9, 8),
     (ValueError, "packed must have shape (..., 3); got (4,)", a(4, dtype=u32), 3, 32),
     (ValueError, "packed must have shape (N, 12); got (2, 4)", a(2, 4, dtype=u8), 3, 32),
+    *(
+        (ValueError, f"k must be a positive integer; got {k!r}", a(4, dtype=u32), 4, k)
+        for k in (0, -1, 32.0, True, "32", None)
+    ),
     (TypeError, "packed must be uint32, or uint8 with the same bytes; got float32", a(3), 3, 32),
     (
         TypeError,
@@ -69,6 +92,8 @@ QUANTIZE = (
     (TypeError, "scale_dtype must be float16, bfloat16 or float32; got int8", a(6, 64), {"scale_dtype": i8}),
     (ValueError, "in_axis must be an axis of weight, (6, 64); got None", a(6, 64), {"in_axis": None}),
     (ValueError, "in_axis must be an axis of weight, (6, 64); got 0.0", a(6, 64), {"in_axis": 0.0}),
+    (ValueError, "in_axis must be an axis of weight, (6, 64); got True", a(6, 64), {"in_axis": True}),
+    (TypeError, "symmetric must be True or False; got 'no'", a(6, 64), {"symmetric": "no"}),
     (
         TypeError,
         "scale_dtype must be a dtype or the name of one; got 'bf16'",

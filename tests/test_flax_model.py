@@ -296,6 +296,23 @@ def restored(abstract, arrays):
     return nnx.merge(graph, blank)
 
 
+def test_of_shapes(model):
+    """A model of shapes becomes one, and its weights are known by shape and dtype."""
+    shapes = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
+    made = quantize_model(shapes, **ROUNDING)
+    for abstract in (made, nnx.eval_shape(lambda: quantize_model(Model(nnx.Rngs(0)), **ROUNDING))):
+        of_arrays = quantize_model(model, **ROUNDING)
+        kinds, expected = (
+            jax.tree.map(lambda a: f"{a.dtype}{a.shape}", state(each)) for each in (abstract, of_arrays)
+        )
+        assert kinds == expected
+        up, expected = abstract.layers[0].up.kernel, of_arrays.layers[0].up.kernel
+        assert (up.shape, up.dtype, up.nbytes) == (expected.shape, expected.dtype, expected.nbytes)
+        assert abstract.embed.embedding.shape == (V, D)
+    embed = nnx.eval_shape(lambda: nnx.Embed(V, D, rngs=nnx.Rngs(0)))
+    assert QuantEmbed.from_embed(embed, bits=8).dtype == jnp.float32
+
+
 def test_orbax(model, ids, tmp_path):
     """Into the model that nnx.eval_shape gives."""
     ocp = pytest.importorskip("orbax.checkpoint")
@@ -348,6 +365,8 @@ def test_errors(model):
         TypeError, match="predicate must give a bool or a dict for embed/embedding; got 'yes'"
     ):
         quantize_model(model, predicate=lambda path, array: "yes")
+    with pytest.raises(TypeError, match="quantize_model: report must be a function or None; got True"):
+        quantize_model(model, report=True)
     with pytest.raises(TypeError, match=r"arguments must be among bits, format, .*; got in_axis"):
         quantize_model(model, in_axis=0)
     with pytest.raises(

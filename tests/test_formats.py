@@ -28,6 +28,10 @@ def test_hqq_groups_along_outputs(tmp_path):
     expected = golden("hqq4_axis0", tmp_path)
     with pytest.raises(NotImplementedError, match=r"a\.b\.weight is hqq int4, with groups along the outputs"):
         formats.open(tmp_path)["a.b.weight"]
+    with pytest.raises(TypeError, match=r"formats\.open: requantize's arguments must be .*; got bit$"):
+        formats.open(tmp_path, requantize={"bit": 8})
+    with pytest.raises(ValueError, match=r"formats\.open: requantize must not have in_axis"):
+        formats.open(tmp_path, requantize={"in_axis": 0})
     w = formats.open(tmp_path, requantize={"bits": 8, "group_size": 32})["a.b.weight"]
     assert np.abs(np.asarray(w.dequantize()) - expected).max() < np.ptp(expected) / 255
 

@@ -108,6 +108,35 @@ def test_damaged(data, match, tmp_path):
         formats.open(path)
 
 
+def test_dtypes_that_numpy_lacks(tmp_path):
+    """Such a tensor is refused when it is read, and those beside it are there."""
+    ends = {
+        "four": ("F4", [3, 4], 6),
+        "six": ("F6_E2M3", [4], 9),
+        "a": ("F32", [1], 13),
+        "z": ("F8_E5M2FNUZ", [2], 15),
+    }
+    header, start = {}, 0
+    for name, (dtype, shape, end) in ends.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        start = end
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of(header, bytes(15)))
+    checkpoint = formats.open(path)
+    assert set(checkpoint) == set(ends)
+    assert checkpoint["a"].tolist() == [0]
+    assert checkpoint["z"].dtype.name == "float8_e5m2fnuz"
+    assert checkpoint.entries["four"][:3] == ((3, 4), "F4", 6)
+    for name in ("four", "six"):
+        with pytest.raises(NotImplementedError, match=f"tensor {name} is of dtype F"):
+            checkpoint[name]
+    save_file({f"four.{name}": a for name, a in LAYER.items()}, tmp_path / "layer.safetensors")
+    header = {"four.bias": header["four"], "four.weight": {**header["six"], "data_offsets": [6, 9]}}
+    path.write_bytes(file_of(header, bytes(9)))
+    with pytest.raises(ValueError, match=r"tensor four\.weight must be there once; got a quantised one too"):
+        formats.open(tmp_path)
+
+
 def test_no_metadata(tmp_path):
     """Which MLX writes as null."""
     info = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}

@@ -239,6 +239,9 @@ BAD = (
     (ValueError, f"norm must have shape ({K},); got (1,)", {"norm": np.ones(1, np.float32)}),
     (ValueError, "eps must be a number, 0 or more; got -1", {"eps": -1}),
     (ValueError, "eps must be a number, 0 or more; got 'a'", {"eps": "a"}),
+    (ValueError, "eps must be a number, 0 or more; got nan", {"eps": float("nan")}),
+    (ValueError, "eps must be a number, 0 or more; got 1e+300", {"eps": 1e300}),
+    (ValueError, f"eps must be a number, 0 or more; got {10**400}", {"eps": 10**400}),
     (TypeError, "round_norm must be True or False; got 1", {"round_norm": 1}),
     (
         ValueError,
@@ -273,6 +276,13 @@ def test_refused(p, error, text, given):
     given = dict(given)
     with pytest.raises(error, match="^" + re.escape("gemv: " + text) + "$"):
         gemv(given.pop("x", X), p.tensor, **given)
+
+
+@pytest.mark.parametrize("eps", [np.float32(1e-5), np.float16(1e-3), np.int64(1)])
+def test_eps_of_numpy(p, eps):
+    norm = np.ones(X.shape[1], np.float32)
+    expected = gemv(X, p.tensor, norm=norm, eps=float(eps))
+    np.testing.assert_array_equal(gemv(X, p.tensor, norm=norm, eps=eps), expected)
 
 
 def test_swiglu_of_odd_rows(rng):

@@ -216,6 +216,14 @@ def test_errors(params):
         quantize_tree(params, in_axis=-2, predicate=lambda path, array: {"groupsize": 64})
     with pytest.raises(TypeError, match="in_axis"):
         quantize_tree(params)  # pyright: ignore[reportCallIssue]
+    for in_axis in (None, "0", 0.0, True):
+        with pytest.raises(ValueError, match="quantize_tree: in_axis must be an axis of each matrix; got "):
+            quantize_tree(params, in_axis=in_axis)
+    for name, given in (("predicate", "x"), ("report", True)):
+        with pytest.raises(
+            TypeError, match=f"quantize_tree: {name} must be a function or None; got {given!r}"
+        ):
+            quantize_tree(params, in_axis=0, **{name: given})
 
 
 def test_a_dense_model_says_what_to_write(params):

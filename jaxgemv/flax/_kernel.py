@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxgemv import QuantizedTensor, gemv, quantize, quantize_activations
-from jaxgemv._tree import placed
+from jaxgemv._tree import of_array
 
 
 class Layout(NamedTuple):
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
             matrix, in_axis = self.matrix(kernel)
             return quantize(matrix, in_axis=in_axis, **arguments)
 
-        return placed(kernel, make, self.names)
+        return of_array(kernel, make, self.names)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("tensor",), meta_fields=("layout", "x_bits"))

@@ -8,7 +8,17 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import Choice, Predicate, Record, check_arguments, choice, converted, quantized, say_why
+from jaxgemv._tree import (
+    Choice,
+    Predicate,
+    Record,
+    check_arguments,
+    check_functions,
+    choice,
+    converted,
+    quantized,
+    say_why,
+)
 from jaxgemv.flax import _layer
 
 _OP = "quantize_variables"
@@ -48,6 +58,7 @@ def quantize_variables(
     if "params" not in variables:
         raise ValueError(f"{_OP}: variables must have a collection params; got {', '.join(variables)}")
     check_arguments(f"{_OP}: ", quantize_arguments)
+    check_functions(_OP, predicate=predicate, report=report)
     flat: dict[tuple, Any] = flatten_dict(dict(variables["params"]))
     boxes = {"/".join(path): leaf for path, leaf in flat.items()}
 

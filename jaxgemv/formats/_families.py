@@ -25,7 +25,7 @@ from jaxgemv.formats import (
 )
 from jaxgemv.formats._checkpoint import Checkpoint, Entry
 from jaxgemv.formats._layers import Layer, Options, Source
-from jaxgemv.formats._safetensors import quantization_of, read_files, read_json
+from jaxgemv.formats._safetensors import error, quantization_of, read_files, read_json
 
 # Each has MARKERS, how a tensor's name may end that shows a layer of its own; WEIGHT, how the weight's name ends
 # instead; PARTS, how all names of a layer may end; owns(layer), whether it is really its own; and entry(layer).
@@ -49,11 +49,11 @@ _MARKERS = [(marker, family) for family in FAMILIES for marker in family.MARKERS
 
 def read(files: Mapping[Path, set[str]], folder: Path, options: Options) -> Checkpoint:
     """files: with the tensors that must be in each. folder: where config.json may be."""
-    tensors, places, metadata = read_files(files)
+    (tensors, refused, metadata), places = read_files(files)
     config = read_json(folder / "config.json")
     quantization = quantization_of(folder, config)
     source = Source(tensors, places, metadata, config, quantization, options)
-    entries = {}
+    entries: dict[str, Entry] = {}
     parts: set[str] = set()  # of quantised weights
     for name in tensors:
         layer_of = _layer(source, name)
@@ -67,14 +67,15 @@ def read(files: Mapping[Path, set[str]], folder: Path, options: Options) -> Chec
             )
         entries[layer.name] = entry._replace(load=partial(_checked, layer, entry))
         parts |= {layer.prefix + suffix for suffix in family.PARTS}
-    for name, tensor in tensors.items():
-        if name in parts:
-            continue
+    plain = {
+        name: Entry(a.shape, a.dtype.name, a.nbytes, partial(np.asarray, a)) for name, a in tensors.items()
+    }
+    for name in [name for name in plain if name not in parts] + list(refused):
         if name in entries:
-            raise ValueError(
-                f"formats.open: {places[name]}: tensor {name} must be there once; got a quantised one too"
-            )
-        entries[name] = Entry(tensor.shape, tensor.dtype.name, tensor.nbytes, partial(np.asarray, tensor))
+            raise error(places[name], f"tensor {name}", "there once", "a quantised one too")
+        if name in parts:
+            raise error(places[name], f"tensor {name}", "of a dtype that numpy has", refused[name].format)
+        entries[name] = plain[name] if name in plain else refused[name]
     return Checkpoint(entries, config, {**metadata, "quantization": quantization})
 
 

@@ -8,12 +8,15 @@ import json
 import mmap
 import re
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import ml_dtypes
 import numpy as np
+
+from jaxgemv.formats._checkpoint import Entry
 
 _DTYPES = {
     "BOOL": np.dtype(bool),
@@ -33,13 +36,17 @@ _DTYPES = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # of those that are no whole bytes, of which numpy has no views
 _LONGEST_HEADER = 100_000_000  # the library's limit
 _MOST_DIMENSIONS = 32
 
 
 class File(NamedTuple):
     tensors: dict[str, np.ndarray]  # views of the mapped file
+    refused: dict[str, Entry]  # those of dtypes that have no view
     metadata: dict[str, str]
 
 
@@ -68,33 +75,40 @@ def read_file(path: Path) -> File:
     if not isinstance(metadata, dict):
         raise error(path, "__metadata__", "an object", type(metadata).__name__)
     data = everything[8 + length :]
-    tensors = {name: _view(path, name, info, data) for name, info in header.items()}
+    found = {name: _tensor(path, name, info, data) for name, info in header.items()}
     end = 0
     for first, last, name in sorted((*info["data_offsets"], name) for name, info in header.items()):
         if first < end:
             raise error(path, f"data_offsets of tensor {name}", f"{end} or more", first)
         end = last
-    return File(tensors, metadata)
+    tensors = {name: a for name, a in found.items() if isinstance(a, np.ndarray)}
+    return File(tensors, {name: a for name, a in found.items() if isinstance(a, Entry)}, metadata)
 
 
-def _view(path: Path, name: str, info: Any, data: np.ndarray) -> np.ndarray:
+def _tensor(path: Path, name: str, info: Any, data: np.ndarray) -> np.ndarray | Entry:
     what = f"tensor {name}"
     if not isinstance(info, dict) or not info.keys() >= {"dtype", "shape", "data_offsets"}:
         raise error(path, what, "an object with dtype, shape and data_offsets", _short(info))
     kind, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
-    dtype = _DTYPES.get(kind) if isinstance(kind, str) else None
-    if dtype is None:
-        raise error(path, f"the dtype of {what}", f"one of {', '.join(_DTYPES)}", _short(kind))
+    if not isinstance(kind, str) or kind not in _DTYPES | _BITS:
+        raise error(path, f"the dtype of {what}", f"one of {', '.join(_DTYPES | _BITS)}", _short(kind))
     if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
         raise error(path, f"the shape of {what}", f"at most {_MOST_DIMENSIONS} sizes", _short(shape))
     if not _sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= len(data):
         raise error(path, f"data_offsets of {what}", f"two, within {len(data)} bytes", _short(offsets))
-    nbytes = prod(shape) * dtype.itemsize
+    dtype = _DTYPES.get(kind)
+    nbytes = prod(shape) * dtype.itemsize if dtype else -(-prod(shape) * _BITS[kind] // 8)
     if offsets[1] - offsets[0] != nbytes:
         raise error(path, what, f"{nbytes} bytes for {kind} {_short(shape)}", offsets[1] - offsets[0])
     if nbytes == 0 and prod(max(size, 1) for size in shape) >= 1 << 40:  # which numpy would not make
         raise error(path, f"the shape of {what}", "less than 2^40 without its zeros", _short(shape))
+    if dtype is None:
+        return Entry(tuple(shape), kind, nbytes, partial(_refuse, path, what, kind))
     return data[offsets[0] : offsets[1]].view(dtype).reshape(shape)
+
+
+def _refuse(path: Path, what: str, kind: str) -> NoReturn:
+    raise NotImplementedError(f"formats.open: {path}: {what} is of dtype {kind}, of which numpy has no array")
 
 
 def _sizes(numbers: Any) -> bool:
@@ -160,23 +174,21 @@ def files_of(path: Path) -> dict[Path, set[str]]:
     return files
 
 
-def read_files(
-    files: Mapping[Path, set[str]],
-) -> tuple[dict[str, np.ndarray], dict[str, Path], dict[str, str]]:
-    """Tensors, where each is, and all metadata."""
-    tensors: dict[str, np.ndarray] = {}
-    places: dict[str, Path] = {}
-    metadata: dict[str, str] = {}
+def read_files(files: Mapping[Path, set[str]]) -> tuple[File, dict[str, Path]]:
+    """All files as one, and where each tensor is."""
+    whole, places = File({}, {}, {}), {}
     for path, expected in files.items():
         file = read_file(path)
-        for name in expected - file.tensors.keys():
+        names = file.tensors.keys() | file.refused.keys()
+        for name in expected - names:
             raise error(path, f"tensor {name}", "in it, as the index says", "none")
-        for name, tensor in file.tensors.items():
-            if name in tensors:
-                raise error(path, f"tensor {name}", "in one file", f"another one in {places[name].name}")
-            tensors[name], places[name] = tensor, path
-        metadata |= file.metadata
-    return tensors, places, metadata
+        for name in names & places.keys():
+            raise error(path, f"tensor {name}", "in one file", f"another one in {places[name].name}")
+        places |= dict.fromkeys(names, path)
+        whole.tensors.update(file.tensors)
+        whole.refused.update(file.refused)
+        whole.metadata.update(file.metadata)
+    return whole, places
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Quantized(nnx.Module):
         self.scale_dtype = arguments["scale_dtype"]
         self._k = layout.k
 
-        array = weight[...]
+        array = array_of(weight)
         w = layout.quantize(array, **arguments)
         for name in ARRAYS:
             a = getattr(w, name)
@@ -64,8 +64,14 @@ class Quantized(nnx.Module):
     @property
     def _tensor(self) -> QuantizedTensor:
         variables = {name: getattr(self, name) for name in ARRAYS}
-        arrays = {name: v[...] for name, v in variables.items() if v is not None}
+        arrays = {name: array_of(v) for name, v in variables.items() if v is not None}
         return _layer.weight(arrays, bits=self.bits, group_size=self.group_size, k=self._k)
+
+
+def array_of(variable: nnx.Variable) -> Any:
+    """What the variable reads as; of a model that is shapes, the shape, which Flax would not index."""
+    raw = variable.get_raw_value() if hasattr(variable, "get_raw_value") else variable.raw_value
+    return raw if isinstance(raw, jax.ShapeDtypeStruct) else variable[...]
 
 
 def param(value, metadata: Mapping, shape: tuple[int, ...] | None = None) -> nnx.Variable:
@@ -89,7 +95,7 @@ def metadata(weight: nnx.Variable, layout: Layout, array: str, a: jax.Array) -> 
     def reorder(names):
         if isinstance(names, NamedSharding):
             return NamedSharding(names.mesh, reorder(names.spec))
-        ours = _layer.names_of_array(layout.names(names, weight[...].ndim), array, a.ndim)
+        ours = _layer.names_of_array(layout.names(names, array_of(weight).ndim), array, a.ndim)
         ours = tuple(name if by is not None else None for name, by in zip(ours, cut))
         return PartitionSpec(*ours) if isinstance(names, PartitionSpec) else ours
 

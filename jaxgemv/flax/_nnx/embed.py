@@ -16,7 +16,7 @@ from jax import Array
 from jaxgemv import QuantizedTensor, gemv
 from jaxgemv.flax import _layer
 from jaxgemv.flax._kernel import Layout
-from jaxgemv.flax._nnx.base import Quantized, param
+from jaxgemv.flax._nnx.base import Quantized, array_of, param
 
 _OP = "QuantEmbed"
 
@@ -63,7 +63,7 @@ class QuantEmbed(Quantized):
         self.implementation = implementation
         init = embedding_init(rngs.params(), (num_embeddings, features), param_dtype)
         table = param(init, embedding_metadata)
-        self.dtype = dtype or table[...].dtype
+        self.dtype = dtype or array_of(table).dtype
         self._quantize(table, _layout(num_embeddings, features), quantize_arguments)
 
     @property

@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxgemv import QuantizedTensor
 from jaxgemv._tensor import ARRAYS
-from jaxgemv._tree import ALREADY, Choice, Predicate, Record, choice, converted, say_why
+from jaxgemv._tree import ALREADY, Choice, Predicate, Record, check_functions, choice, converted, say_why
 from jaxgemv.flax._kernel import Layout
 from jaxgemv.flax._nnx.base import Quantized
 from jaxgemv.flax._nnx.einsum import QuantEinsum, einsum_layout
@@ -82,6 +82,7 @@ def quantize_model(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"{_OP}: model must be a flax.nnx.Module; got {type(model).__name__}")
+    check_functions(_OP, predicate=predicate, report=report)
     given, model = model, nnx.clone(model)
     leaves = dict(_leaves(model, given, "", set()))
     layers: dict[int, Quantized] = {}  # by the id of the one that each stands for
