@@ -53,7 +53,9 @@ endif()
 list(TRANSFORM architectures REPLACE "^90(-real)?$" "90a-real")
 set(hopper ${architectures})
 list(FILTER hopper INCLUDE REGEX "^90a")
-if(NOT hopper)  # empty kernels, which are never called
+if(hopper)
+  set(hopper_definition JAXGEMV_HAS_HOPPER_CODE)
+else()  # empty kernels, which are never called
   list(GET architectures 0 hopper)
 endif()
 set(CMAKE_CUDA_ARCHITECTURES ${architectures})
@@ -77,6 +79,7 @@ add_library(_cuda_float8 OBJECT ${float8_sources})
 add_library(_cuda_hopper OBJECT ${hopper_sources})
 set_target_properties(_cuda_float8 PROPERTIES CUDA_ARCHITECTURES "${architectures};${beside_float8}")
 set_target_properties(_cuda_hopper PROPERTIES CUDA_ARCHITECTURES "${hopper}")
+target_compile_definitions(_cuda_hopper PRIVATE ${hopper_definition})
 foreach(target _cuda_kernels _cuda_float8 _cuda_hopper)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   # -std by hand: CMake 3.25.1 does not know that nvcc speaks C++20.

@@ -1,4 +1,4 @@
-// How many clusters of CTAs a device has room for.
+// What Hopper has: kernels in its own dialect, and clusters of CTAs, as many as a device has room for.
 #pragma once
 
 #include <array>
@@ -7,9 +7,17 @@
 
 namespace jaxgemv::cuda {
 
+// Whether kernels in Hopper's own dialect, sm_90a, run on a device. They are empty where the build is for others only.
+inline bool has_hopper_code(const Device& device) {
+#ifdef JAXGEMV_HAS_HOPPER_CODE  // cmake/cuda.cmake
+  return device.major == 9;
+#else
+  return false;
+#endif
+}
+
 // How many clusters of each size (the index, in CTAs) a device runs at once: SMs come in groups of different sizes, so
-// fewer large ones fit than the number of SMs suggests. All zeros where the kernel has no code for the device, or the
-// query fails: another kernel will do.
+// fewer large ones fit than the number of SMs suggests. All zeros where the query fails: another kernel will do.
 template <int kMostRanks>
 using Clusters = std::array<int, kMostRanks + 1>;
 
@@ -21,7 +29,6 @@ Clusters<kMostRanks> resident_clusters(Function* kernel, const LaunchShape& shap
   Clusters<kMostRanks> clusters{};
   const cudaError_t status = answers.get(device.id, key, &clusters, [&](auto* result) {
     *result = {};
-    if (!has_hopper_code(kernel, device)) return cudaSuccess;
     cudaError_t status = allow_shared_memory(kernel, device, shape.shared_bytes);
     for (int ranks = 1; status == cudaSuccess && ranks <= kMostRanks; ++ranks) {
       LaunchShape one = shape;

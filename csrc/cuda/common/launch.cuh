@@ -94,24 +94,6 @@ cudaError_t launch_kernel(void (*kernel)(Arguments...), const LaunchShape& shape
   });
 }
 
-// Whether a kernel compiled for sm_90a only has its code on this device: elsewhere its body is empty and takes few
-// registers.
-template <typename Function>
-bool has_hopper_code(Function* kernel, const Device& device) {
-  constexpr int kRegistersOfNoCode = 64;
-  static PerDevice<bool> answers;
-  bool answer = false;
-  const cudaError_t status =
-      answers.get(device.id, reinterpret_cast<const void*>(kernel), &answer, [&](bool* result) {
-        cudaFuncAttributes attributes{};
-        const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-        *result = attributes.numRegs > kRegistersOfNoCode;
-        return status;
-      });
-  if (status != cudaSuccess) cudaGetLastError();  // another kernel will do
-  return answer;
-}
-
 // Rows of the kernel table (table.h) for one format and width: one for each dtype of x.
 template <template <Format, int, typename> typename Type, Format kFormat, int kBits>
 inline constexpr Kernel kRowsOf[] = {row<Type<kFormat, kBits, __half>>(),

@@ -20,9 +20,9 @@ class Gemm {
                                     kDtypeOf<X>, S::kColumns, image::rounded_operands(kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    return problem.rounded && device.major == 9 && image::takes(problem, operands) &&
+    return problem.rounded && has_hopper_code(device) && image::takes(problem, operands) &&
            operands.image != nullptr && is_aligned(operands.image, 16) &&
-           has_hopper_code(kKernel, device) && layout(problem, operands, device).across > 0;
+           layout(problem, operands, device).across > 0;
   }
 
   static cudaError_t run(const Problem& problem, const Operands& operands, const Device& device,

@@ -18,7 +18,7 @@ class GemmTma {
                                     kDtypeOf<X>, 256,     image::rounded_operands(kFormat)};
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    return problem.rounded && device.major == 9 && image::takes(problem, operands) &&
+    return problem.rounded && has_hopper_code(device) && image::takes(problem, operands) &&
            image::slots_of(problem, operands) <=
                gemm_tma::Shape<kFormat, kBits, X, 128>::kMostSlots &&
            has_map_of_bytes(problem, operands) && problem.K % kChunk == 0 &&
@@ -52,7 +52,7 @@ class GemmTma {
     constexpr int kStartNs = kIsWide ? 4000 : 2700, kNextNs = kIsWide ? 2400 : 1600,
                   kClusterNs = kIsWide ? 5000 : 3800;
     const int stage_ns = pair > 1 ? 640 : (kIsWide ? 680 : 460);
-    if (S::kSharedBytes + 2048 > device.shared_bytes || !has_hopper_code(kKernel, device)) return;
+    if (S::kSharedBytes + 2048 > device.shared_bytes) return;
     const auto clusters =
         resident_clusters<image::kMostRanks>(kKernel, {{}, S::kThreads, S::kSharedBytes}, device);
     const Index tiles = ceil_div(problem.N, Index{gemm_tma::kTileRows}) *

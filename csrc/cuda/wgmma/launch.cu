@@ -45,7 +45,7 @@ struct Wgmma {
     return operands.scale.dtype == operands.shift.dtype && is_aligned(operands.packed, 16) &&
            operands.packed_stack_stride % 16 == 0 && is_aligned(operands.x, 16) &&
            is_aligned(operands.y, 8) && problem.N < (1 << 30) && problem.K < (1 << 22) &&
-           strides < (1 << 20) && device.major == 9 &&
+           strides < (1 << 20) && has_hopper_code(device) &&
            with_variant(
                problem, operands,
                [&]<int kM, bool kPerRow>(Variant<kM, kPerRow> variant) {

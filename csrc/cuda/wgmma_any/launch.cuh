@@ -16,11 +16,10 @@ class WgmmaAnyOfWidth {
   static constexpr int kMostColumns = 128;
 
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
-    if (!image::takes(problem, operands) || device.major != 9) return false;
+    if (!image::takes(problem, operands) || !has_hopper_code(device)) return false;
     if (operands.image == nullptr || !is_aligned(operands.image, 16)) return false;
     return with_variant(problem, operands, device, [&](auto variant) {
-      return has_hopper_code(variant.kKernel, device) &&
-             variant.plan(problem, operands, device).layout.across > 0;
+      return variant.plan(problem, operands, device).layout.across > 0;
     });
   }
 

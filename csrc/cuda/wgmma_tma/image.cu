@@ -32,8 +32,7 @@ cudaError_t launch(const Problem& problem, const Params& params, uint8_t* image,
 // Calls use<C, X, kThreads, kNorm>(). is_long: whether there are many threads, which leave the next kernel no room.
 template <typename C, typename X, typename Use>
 cudaError_t with_threads(bool is_long, Use&& use) {
-  if constexpr (C::kHasShift)
-    if (is_long) return use.template operator()<C, X, kManyThreads, false>();
+  if (is_long) return use.template operator()<C, X, kManyThreads, false>();
   return use.template operator()<C, X, kFewThreads, false>();
 }
 template <typename C, typename Use>

@@ -20,7 +20,7 @@ class WgmmaTmaOfWidth {
   // for it.
   static bool supports(const Problem& problem, const Operands& operands, const Device& device) {
     if (!image::has_tma_rows(problem)) return false;
-    if (device.major != 9 || !image::takes(problem, operands) ||
+    if (!has_hopper_code(device) || !image::takes(problem, operands) ||
         (image::slots_of(problem, operands) > 4 &&
          in_operand(problem, operands) == InOperand::kNone))
       return false;
@@ -34,8 +34,7 @@ class WgmmaTmaOfWidth {
         norm.stack_stride * size_of(norm.dtype) % 16 != 0)
       return false;
     return with_variant(problem, operands, [&](auto variant) {
-      return has_hopper_code(variant.kKernel, device) &&
-             variant.plan(problem, operands, device).across > 0;
+      return variant.plan(problem, operands, device).across > 0;
     });
   }
 
@@ -131,7 +130,7 @@ class WgmmaTmaOfWidth {
           problem, p, static_cast<uint8_t*>(operands.image),
           {p.units * S::kQuads, kColumns, S::kRecordBytes, S::kLogLanes, S::kSums > 0,
            S::kSplitsSums, S::kRuns, S::C::kHasShift && kEnds == 0,
-           S::C::kHasShift || kIn == InOperand::kE4M3},
+           !S::kHasTable && kIn != InOperand::kE8M0},
           S::kHasPairs, keeps_shared, device, stream);
       if (status != cudaSuccess) return status;
       // Whether the scales of four groups follow one another, in whole pieces of what a lane copies.
