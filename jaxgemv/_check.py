@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -18,7 +19,11 @@ FLOAT8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)  # of weights
 
 
 def as_array(op: str, name: str, a) -> Array:
-    """What has a shape and a dtype as it is (numpy, tracers, ShapeDtypeStructs), the rest through jnp.asarray."""
+    """What has a shape and a dtype as it is (numpy, tracers), the rest through jnp.asarray."""
+    if isinstance(a, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"{op}: {name} must be an array; got a ShapeDtypeStruct, for which there is jax.eval_shape"
+        )
     if all(hasattr(a, of) for of in ("dtype", "shape", "ndim")) and not hasattr(a, "packed"):
         return a  # and no QuantizedTensor, nor the w.T of one
     try:

@@ -45,11 +45,13 @@ def pack(codes: ArrayLike, bits: int) -> Array:
         raise ValueError(f"pack: codes must have shape (..., K) with K >= 1; got {codes.shape}")
     low = -(1 << bits - 1) if codes.dtype.name in _SIGNED_CODES else 0
     if not isinstance(codes, Tracer) and codes.size:
-        values = np.asarray(codes).astype(np.int64)
-        if values.min() < low or values.max() >= low + (1 << bits):
+        values = np.asarray(codes)
+        values = values if values.dtype.kind in "iu" else values.astype(np.int8)  # int4 has no order in numpy
+        least, most = int(values.min()), int(values.max())
+        if least < low or most >= low + (1 << bits):
             raise ValueError(
                 f"pack: {bits}-bit codes of dtype {codes.dtype} must lie in [{low}, {low + (1 << bits) - 1}]; "
-                f"got [{values.min()}, {values.max()}]"
+                f"got [{least}, {most}]"
             )
     if codes.dtype.itemsize > 4:  # np.int64, which jnp.asarray would warn about
         return _pack(jnp.asarray(codes.astype(np.uint32)), bits=bits, low=low)

@@ -202,6 +202,10 @@ def _gemv(op: str, x, w: QuantizedTensor, asked: Asked, out_sharding, prefix: st
 
 def _dense(op: str, x, w, asked: Asked, out_sharding) -> Array:
     x = check_x(op, x, FLOATS)
+    if isinstance(w, Transposed):
+        raise TypeError(
+            f"{op}: w must be a QuantizedTensor or a float array; got its w.T: give w, or write x @ w.T"
+        )
     w = None if w is None else as_array(op, "w", w)
     if w is None or w.dtype not in FLOATS:
         got = None if w is None else w.dtype

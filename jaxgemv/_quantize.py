@@ -108,7 +108,7 @@ def _checked_importance(importance, method: str, k: int):
         raise ValueError(
             f"quantize: importance must have shape ({k},), one for each input; got {importance.shape}"
         )
-    if not isinstance(importance, Tracer | jax.ShapeDtypeStruct):
+    if not isinstance(importance, Tracer):
         values = np.asarray(importance, np.float32)
         if not (np.isfinite(values) & (values >= 0)).all():
             raise ValueError(
@@ -126,6 +126,7 @@ def _quantize(weight, importance, *, bits, format, group_size, symmetric, mse, i
     short = -k % g
     if short or importance is not None:
         importance = jnp.ones(k, jnp.float32) if importance is None else importance.astype(jnp.float32)
+        importance = importance * _rounding.unit(importance.max())
         importance = pad_last(importance, short).reshape(-1, g)
     of = None if format is None else FORMATS[format]
     codebook = None if of is None else of.codebook

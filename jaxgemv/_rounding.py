@@ -149,9 +149,10 @@ def _least(
     groups, importance, scales: Scales, values, step=lambda scale: scale, fitted=None
 ) -> tuple[Array, ...]:
     """The candidate with the least squared error for each group, of equal ones the first."""
+    by = unit(jnp.abs(groups).max(axis=-1, keepdims=True))  # so that float32 holds the squares
 
     def with_error(found):
-        error = jnp.square(groups - values(*found) * step(found[0])[..., None])
+        error = jnp.square((groups - values(*found) * step(found[0])[..., None]) * by)
         return jnp.sum(error if importance is None else error * importance, axis=-1), *found
 
     def better(best, found):
@@ -169,8 +170,10 @@ def _least(
 
 
 def _stored(a: Array, dtype) -> Array:
-    """As that dtype will hold it. The barrier keeps XLA from leaving out the rounding."""
-    return lax.optimization_barrier(a.astype(dtype)).astype(jnp.float32)
+    """As that dtype will hold it, or NaN: XLA may divide by a scale by its reciprocal, and 2^-127 would be 0, as would
+    all codes. The barrier keeps XLA from leaving out the rounding."""
+    stored = lax.optimization_barrier(a.astype(dtype)).astype(jnp.float32)
+    return jnp.where(jnp.abs(stored) <= 2.0**126, stored, jnp.nan)
 
 
 def _finite(groups: Array) -> Array:
@@ -181,6 +184,12 @@ def _finite(groups: Array) -> Array:
 def _divisor(scale: Array) -> Array:
     """scale, but 1 for 0: a group of zeros, or too small for the scale's dtype, has scale 0 and becomes exact zeros."""
     return jnp.where(scale == 0, 1, scale)
+
+
+def unit(a: Array) -> Array:
+    """A power of two that times a >= 0 is about 1, as far as float32 goes."""
+    exponent = jnp.clip(lax.bitcast_convert_type(a, jnp.int32) >> 23, 1, 253)
+    return lax.bitcast_convert_type(254 - exponent << 23, jnp.float32)
 
 
 def _mean(a: Array, importance: Array | None) -> Array:
@@ -197,8 +206,6 @@ def _slope(a: Array, b: Array, importance: Array | None) -> Array:
 
 
 def _factors(scale: Array, dtype, *, either_sign: bool) -> Scales:
-    # XLA may divide by such a scale by its reciprocal, which would be 0, as would all codes.
-    scale = jnp.where(scale <= 2.0**126, scale, jnp.nan)
     factors = np.outer(_FACTORS, [1, -1] if either_sign else [1]).ravel().astype(np.float32)
     return Scales(
         (_stored(scale, dtype),), lambda i: (_stored(scale * jnp.asarray(factors)[i], dtype),), len(factors)

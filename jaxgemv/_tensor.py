@@ -242,8 +242,15 @@ class Transposed:
 
     def __init__(self, w: QuantizedTensor):
         self.T = w
-        self.shape = (*w.shape[:-2], *w.shape[:-3:-1])
-        self.dtype = w.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, n, k = self.T.shape
+        return (*lead, k, n)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.T.dtype
 
     def __repr__(self) -> str:
         return f"w.T, for x @ w.T alone, of {self.T!r}"

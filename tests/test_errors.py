@@ -359,6 +359,28 @@ def test_no_array(given):
             f(given)
 
 
+def test_shapes_outside_of_a_trace():
+    """Under jax.eval_shape they are traced; elsewhere there is nothing to multiply."""
+    x, w = jnp.ones((2, 64)), QuantizedTensor(packed=jnp.zeros((6, 8), u32), scale=jnp.ones(6), bits=4)
+    text = "got a ShapeDtypeStruct, for which there is jax.eval_shape"
+    for f, name in (
+        (lambda: gemv(X, w), "gemv: x"),
+        (lambda: gemv(x, W), "gemv: w.packed"),
+        (lambda: gemv(x, a(6, 64)), "gemv: w"),
+        (W.dequantize, "dequantize: w.packed"),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be an array; {text}"):
+            f()
+    assert jax.eval_shape(gemv, X, W).shape == (2, 6)
+
+
+def test_a_transposed_weight():
+    w = QuantizedTensor(packed=jnp.zeros((6, 8), u32), scale=2.0, bits=4)
+    with pytest.raises(TypeError, match=r"gemv: w must be .*; got its w\.T: give w, or write x @ w\.T"):
+        gemv(jnp.ones(64), w.T)
+    np.testing.assert_array_equal(jnp.ones(64) @ w.T, gemv(jnp.ones(64), w))
+
+
 def test_every_function_names_itself():
     for bits in range(1, 9):
         function = getattr(jaxgemv, f"gemv_int{bits}")

@@ -51,6 +51,12 @@ PACK = (
     (ValueError, "4-bit codes of dtype uint8 must lie in [0, 15]; got [0, 16]", np.uint8([0, 16]), 4),
     (ValueError, "4-bit codes of dtype int32 must lie in [0, 15]; got [-1, 3]", np.int32([3, -1]), 4),
     (ValueError, "4-bit codes of dtype int8 must lie in [-8, 7]; got [-9, 0]", np.int8([0, -9]), 4),
+    (
+        ValueError,
+        f"4-bit codes of dtype uint64 must lie in [0, 15]; got [1, {2**63}]",
+        np.array([1, 2**63], np.uint64),
+        4,
+    ),
 )
 
 

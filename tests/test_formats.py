@@ -30,6 +30,9 @@ def test_hqq_groups_along_outputs(tmp_path):
         formats.open(tmp_path)["a.b.weight"]
     with pytest.raises(TypeError, match=r"formats\.open: requantize's arguments must be .*; got bit$"):
         formats.open(tmp_path, requantize={"bit": 8})
+    for given, text in (({"bits": 9}, "bits must be"), ({"format": "nf5"}, "format must be")):
+        with pytest.raises(ValueError, match=rf"formats\.open: requantize: {text}"):
+            formats.open(tmp_path, requantize=given)
     with pytest.raises(ValueError, match=r"formats\.open: requantize must not have in_axis"):
         formats.open(tmp_path, requantize={"in_axis": 0})
     w = formats.open(tmp_path, requantize={"bits": 8, "group_size": 32})["a.b.weight"]

@@ -33,8 +33,6 @@ def blocks(name, rng, lead=(N,)):
         raw[..., at : at + 2] = d[..., None].view(np.uint8)
     if name == "MXFP4":
         raw[..., 0] = rng.integers(100, 150, raw.shape[:-1])
-    if name == "NVFP4":
-        raw[..., :4] &= 0x7F  # 0x7F too, which is 0 to ggml
     return raw.reshape(*lead, -1)
 
 
@@ -109,7 +107,8 @@ def test_scale_of_nvfp4(count, write, rng):
     path = write({"up.weight": (raw, kind_of("NVFP4")), "up.scale": scale})
     w = formats.open(path)["up.weight"]
     split = raw.reshape(2, N, BLOCKS, 36)
-    d = np.where(split[..., :4] == 0x7F, 0, split[..., :4]).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    d = split[..., :4] & 0x7F  # ggml knows no sign of a scale, and takes 0x7F for 0
+    d = np.where(d == 0x7F, 0, d).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
     codes = split[..., 4:].reshape(2, N, BLOCKS, 4, 8)
     values = (
         codebooks.E2M1[np.concatenate([codes & 15, codes >> 4], axis=-1)] * d.astype(np.float32)[..., None]
@@ -143,6 +142,23 @@ def test_requantize(write, rng):
     assert np.abs(np.asarray(w.dequantize()) - expected).max() < np.ptp(expected) / 255
     path = write({"row": (raw[0], kind_of("IQ2_XXS"))})
     assert formats.open(path, requantize={"bits": 8})["row"].shape == (1, expected.shape[-1])
+
+
+@pytest.mark.parametrize(("type", "name"), [(9, "Q8_1"), (33, "Q4_0_8_8"), (999, "type 999")])
+def test_a_type_that_is_not_read_leaves_the_others(type, name, write):
+    path = write({"odd": np.ones((2, 32), np.int16), "t": np.arange(4, dtype=np.float32)})
+    data = bytearray(path.read_bytes())
+    at = data.index(b"odd") + 3 + 4 + 2 * 8  # behind its name: rank, sizes
+    assert data[at] == 25  # I16
+    data[at : at + 4] = type.to_bytes(4, "little")
+    path.write_bytes(data)
+    checkpoint = formats.open(path)
+    assert checkpoint["t"].tolist() == [0, 1, 2, 3]
+    assert checkpoint.entries["odd"].format == name
+    with pytest.raises(
+        NotImplementedError, match=rf"model\.gguf: tensor odd is {name}, which is not read here"
+    ):
+        checkpoint["odd"]
 
 
 def test_folder(write, tmp_path):

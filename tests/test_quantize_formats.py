@@ -132,18 +132,6 @@ def test_minmax_is_mlx(format, magnitude, rng):
     np.testing.assert_allclose(dequantize(w), theirs, rtol=2.0**-22)
 
 
-@pytest.mark.parametrize("format", [None, *FORMATS])
-@pytest.mark.parametrize("magnitude", [1e37, 2e38])
-def test_the_largest_floats_are_no_zeros(format, magnitude, rng):
-    """Each comes back near to what it was, or as no number."""
-    weight = (rng.uniform(0.5, 1, (4, 128)) * magnitude).astype(np.float32)
-    for method in ("mse", "minmax"):
-        made = np.asarray(dequantize(quantize(weight, format=format, method=method), jnp.float32))
-        near = np.abs(made / magnitude - weight / magnitude) < 0.2
-        assert (near | ~np.isfinite(made)).all()
-        assert near.all() or magnitude > 1e38
-
-
 @pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
 def test_mlx_reads_the_search(format, weight):
     mx = pytest.importorskip("mlx.core")

@@ -53,6 +53,37 @@ def real(minilm):
     return minilm["encoder.layer.3.output.dense.weight"][:64, :512]
 
 
+@pytest.mark.parametrize(
+    "kind", [*KINDS, {"bits": 1}, {"bits": 2}, {"bits": 3, "symmetric": True}], ids=name_of
+)
+@pytest.mark.parametrize("method", ["mse", "minmax"])
+def test_the_size_of_weights_does_not_matter(kind, method, weight):
+    """Times a power of two the codes are the same, even where float32 has no squares of the weights. Near its largest
+    fewer scales can be tried, or none: then no number comes back, not zeros."""
+    weight = weight / np.abs(weight).max()
+    weight *= np.random.default_rng(1).random(weight.shape) < 0.3
+    expected = np.asarray(dequantize(quantize(weight, method=method, **kind), jnp.float32))
+    error = np.square(expected - weight).sum(axis=1)
+    for exponent in (-60, -30, 60, 123, 126, 127):
+        w = quantize(weight * np.float32(2.0**exponent), method=method, **kind)
+        values = np.asarray(dequantize(w, jnp.float32)) * 2.0**-exponent
+        if exponent < 120:
+            assert_equal(values, expected)
+        else:
+            known = np.isfinite(values)
+            assert (
+                np.square(values - weight, where=known, out=np.zeros(known.shape)).sum(axis=1) < 2 * error
+            ).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+def test_the_size_of_importance_does_not_matter(kind, weight):
+    importance = np.random.default_rng(2).uniform(0.1, 1, weight.shape[1]).astype(np.float32)
+    w = quantize(weight, importance=importance, **kind)
+    for exponent in (-100, 100):
+        assert_equal(quantize(weight, importance=importance * np.float32(2.0**exponent), **kind), w)
+
+
 @pytest.mark.parametrize(("kind", "bar"), BARS, ids=str)
 def test_error_on_normal_weights(kind, bar, weight):
     error = squares(quantize(weight, **kind), weight).sum() / np.square(weight).sum()

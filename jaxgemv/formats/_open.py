@@ -8,6 +8,7 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from jaxgemv._check import FLOATS, as_dtype, names_of
+from jaxgemv._formats import resolve
 from jaxgemv._tree import check_arguments
 from jaxgemv.formats import _families, _safetensors, gguf, gguf_parts, onnx_matmulnbits
 from jaxgemv.formats._checkpoint import Checkpoint, Options
@@ -60,6 +61,8 @@ def open(
         requantize = {} if requantize else None
     if requantize is not None:
         check_arguments(f"{_OP}: requantize's ", requantize)
+        given = (requantize.get("format"), requantize.get("bits"), requantize.get("group_size", "default"))
+        resolve(f"{_OP}: requantize", *given)
     if requantize and "in_axis" in requantize:
         raise ValueError(
             f"{_OP}: requantize must not have in_axis, since all weights are (N, K); got {requantize}"

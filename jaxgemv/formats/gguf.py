@@ -17,7 +17,7 @@ from jaxgemv._tensor import QuantizedTensor
 from jaxgemv.formats import gguf_parts
 from jaxgemv.formats._checkpoint import Checkpoint, Entry, Options, converted
 from jaxgemv.formats.gguf_parts import error
-from jaxgemv.formats.gguf_types import PLAIN, TYPES, UNREPRESENTABLE, BlockType
+from jaxgemv.formats.gguf_types import PLAIN, TYPES, UNREAD, UNREPRESENTABLE, BlockType
 
 MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -180,7 +180,9 @@ def _entry(reader: _Reader, info: _Info, start: int, options: Options) -> Entry:
     elif info.type in UNREPRESENTABLE:
         format, block, size = UNREPRESENTABLE[info.type]
     else:
-        raise reader.error(f"the type of {what}", "one of GGUF's", info.type)
+        format = UNREAD.get(info.type, f"type {info.type}")
+        refusal = f"{reader.path}: {what} is {format}, which is not read here"
+        return Entry(info.shape, format, 0, partial(converted, refusal, None, options))
     if 0 in info.shape or k % block:
         raise reader.error(f"the shape of {what}", f"positive, with K a multiple of {block}", info.shape)
     nbytes = prod(info.shape) // block * size

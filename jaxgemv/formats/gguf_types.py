@@ -26,6 +26,9 @@ PLAIN = {
     28: ("F64", np.dtype("<f8")),
     30: ("BF16", np.dtype(ml_dtypes.bfloat16)),
 }
+# Names of those of x in ggml's own products, and of rows interleaved for some CPUs, which are no longer written.
+UNREAD = {9: "Q8_1", 15: "Q8_K", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+UNREAD |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 # Name, block, size.
 UNREPRESENTABLE = {
     16: ("IQ2_XXS", 256, 66),
@@ -231,8 +234,9 @@ def _mxfp4(b):
 
 
 def _nvfp4(b):
-    # ggml has no NaN: it takes the byte for zero.
-    bytes_ = np.where(b[..., :4] == 0x7F, np.uint8(0), b[..., :4])
+    # ggml knows no sign of a scale, and no NaN: it takes that byte for zero.
+    bytes_ = b[..., :4] & np.uint8(0x7F)
+    bytes_ = np.where(bytes_ == 0x7F, np.uint8(0), bytes_)
     codes = _nibbles(b[..., 4:].reshape(*b.shape[:-1], 4, 8)).reshape(*b.shape[:-1], 64)
     return Decoded(codes, bytes_.view(ml_dtypes.float8_e4m3fn), codebook=codebooks.E2M1)
 
