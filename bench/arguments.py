@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def shapes(text: str) -> list[tuple[int, int]]:
     return [shape(part) for part in text.split(",")]
 
 
-def saved(module: str, path: Path) -> dict[str, Any]:
-    """A result that a benchmark wrote."""
+def saved(module: str, path: Path, row: Callable[..., Any] = dict) -> dict[str, Any]:
+    """A result that a benchmark wrote. row: makes something of each of its rows, if they are of the right kind."""
     try:
         result = json.loads(path.read_text())
-        return {name: result[name] for name in ("environment", "method", "rows")}
+        rows = [row(**each) for each in result["rows"]]
+        return {"environment": result["environment"], "method": result["method"], "rows": rows}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SystemExit(f"{module}: {path} is no result of a benchmark: {error}") from None
 

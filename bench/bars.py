@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--of", type=Path, metavar="FILE", help="times that were measured before")
     args = arguments.parse(parser)
     if args.of:
-        print(markdown([Result(**row) for row in arguments.saved("bench.bars", args.of)["rows"]]))
+        print(markdown(arguments.saved("bench.bars", args.of, Result)["rows"]))
         return
     device = jax.devices()[0]
     # Products of the same shape and type of x share XLA's dense one.

@@ -166,15 +166,16 @@ def main() -> None:
     parser.add_argument(
         "--rows", nargs="+", type=arguments.number, metavar="M", help="with so many rows of x"
     )
-    parser.add_argument("--formats", nargs="+", metavar="NAME", help="int4, nf4, mxfp4, ...")
-    parser.add_argument("--dtypes", nargs="+", metavar="NAME", help="of x: float32, ...")
+    names = {"nargs": "+", "metavar": "NAME"}
+    parser.add_argument("--formats", **names, choices=DIMENSIONS["format"], help="int4, nf4, mxfp4, ...")
+    parser.add_argument("--dtypes", **names, choices=DIMENSIONS["dtype"], help="of x: float32, ...")
     parser.add_argument("--isa", help="on the CPU, avx2, say, instead of the best of the processor")
     parser.add_argument("--of", type=Path, metavar="FILE", help="times that were measured before")
     args = arguments.parse(parser)
     console = report.console()
     if args.of:
-        saved = arguments.saved("bench.choices", args.of)
-        choices = [Choice(**row) for row in saved["rows"]]
+        saved = arguments.saved("bench.choices", args.of, Choice)
+        choices = saved["rows"]
         choose = Chooser("cpu" if saved["environment"]["platform"] == "cpu" else "cuda")
         for choice in choices:
             choice.chosen = choose(choice)

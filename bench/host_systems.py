@@ -114,7 +114,10 @@ def _mlx(mode: dict, x, weight, copies_of, dtype: str):
 
 @cache
 def _load_ggml(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path)
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise SystemExit(f"bench: --ggml: {error}") from None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     for name, result, *arguments in (
         ("init", pointer, _Init),

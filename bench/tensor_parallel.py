@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxgemv
-from bench import environment, measure, report, systems, timing
+from bench import arguments, environment, measure, report, systems, timing
 
 LAYER, QUICK_LAYER = (28672, 8192), (2048, 1024)  # Llama 3 70B; N x K of up, K x N of down
 PLANS = {  # bytes are those of one device
@@ -212,16 +212,12 @@ def _arguments():
     parser.add_argument("--platform", choices=("cpu", "cuda"), help="default: JAX's")
     parser.add_argument("--quick", action="store_true", help="a small layer, few repeats")
     parser.add_argument(
-        "--rows", type=_numbers, default=[1, 16], metavar="M,...", help="rows of x (default: 1,16)"
+        "--rows", type=arguments.numbers, default=[1, 16], metavar="M,...", help="rows of x (default: 1,16)"
     )
     parser.add_argument("--dtypes", type=partial(str.split, sep=","), metavar="NAME,...", help="of x")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON to FILE")
     parser.add_argument("--commit", help="recorded in the JSON (default: $JAXGEMV_COMMIT, or git's HEAD)")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ def main():
     args = parser.parse_args()
     if min(args.tokens, args.steps_per_call) < 1:
         parser.error("--tokens and --steps-per-call must be at least 1")
+    if not (args.temperature >= 0 and 0 < args.top_p <= 1):
+        parser.error("--temperature must be at least 0, and --top-p above 0 and at most 1")
 
     start = time.perf_counter()
     try:

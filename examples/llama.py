@@ -152,6 +152,8 @@ def main():
 
     params, config = load(args.scan)
     prompt = args.prompt.encode()
+    if args.tokens < 1 or not args.temperature >= 0:
+        parser.error("--tokens must be at least 1, and --temperature at least 0")
     if not prompt:
         parser.error("--prompt must have at least one byte")
     if len(prompt) + args.tokens > config.context:

@@ -92,6 +92,8 @@ def main():
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--batch", type=int, default=4, help="windows a step")
     args = parser.parse_args()
+    if min(args.steps, args.rank, args.batch) < 1:
+        parser.error("--steps, --rank and --batch must be at least 1")
 
     params, config = embedded.load()
     params = embedded.convert(params, "int4")

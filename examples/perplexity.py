@@ -90,9 +90,14 @@ def main():
     parser.add_argument("--weights", **kinds, default=["native", "int8", "int4", "nf4"])
     parser.add_argument("--activations", choices=decode.LINEAR, default="exact", help="int8: as llama.cpp")
     args = parser.parse_args()
+    if args.windows < 1:
+        parser.error("--windows must be at least 1")
+    try:
+        text = args.text.read_text() if args.text else "\n".join(pydoc_data.topics.topics.values())
+    except (OSError, ValueError) as error:  # also of text that is not UTF-8
+        parser.error(f"--text: {error}")
 
     path = pathlib.Path(args.model) if args.model else checkpoints.default_model()
-    text = args.text.read_text() if args.text else "\n".join(pydoc_data.topics.topics.values())
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     table = Table("weights", "MB", "bits/byte", title=f"{path.name}, {args.activations} activations")
     windows = of = None

@@ -94,6 +94,8 @@ def main():
         option = "--" + field.replace("_", "-")
         parser.add_argument(option, type=int, default=getattr(config, field))
     args = vars(parser.parse_args())
+    if args["steps"] < 1 or args["steps"] % STEPS_PER_CALL:
+        parser.error(f"--steps must be a multiple of {STEPS_PER_CALL}")
     names = {field.name for field in dataclasses.fields(config)}
     config = dataclasses.replace(config, **{k: v for k, v in args.items() if k in names})
 

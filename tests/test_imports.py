@@ -14,8 +14,8 @@ ROOT = Path(jaxgemv.__file__).parent
 # A module may import those of the levels above its own.
 LEVELS = (
     {"_extensions", "_shapes"},
-    {"_operands", "_check", "_grouped", "_rounding", "codebooks"},
-    {"_ffi", "_format", "_formats", "_around"},
+    {"_operands", "_check", "_rounding", "codebooks"},
+    {"_ffi", "_format", "_formats", "_around", "_grouped"},
     {"_tensor", "_reference", "_dispatch"},
     {"_quantize", "_arguments", "_sharding", "_many_rows"},
     {"_ways"},
