@@ -46,6 +46,8 @@ CHOSEN = [
     ("cuda", 8, "float32", Case(20, 8192, 4096, 128), "wgmma_tma mma_any"),
     ("cuda", 4, "bfloat16", Case(64, 400, 40960, 32), "wgmma_tma mma_any"),
     ("cuda", 5, "float32", Case(9, 8192, 1024, 128), "wgmma_tma mma_any"),
+    ("cuda", 8, "bfloat16", Case(16, 7168, 2304, 128), "wgmma_tma stream"),
+    ("cuda", 8, "bfloat16", Case(16, 8192, 2048, 128), "stream"),
     ("cuda", 4, "float16", Case(4, 16384, 4096, 128, scale="float32"), "stream"),
     ("cuda", 4, "float32", Case(1, 16384, 4096, 128), "stream"),
     ("cuda", 4, "float16", Case(4, 16384, 4096, 384), "direct"),

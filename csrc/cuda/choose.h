@@ -34,6 +34,12 @@ constexpr bool has_many_tiles(const Problem& problem) {
   return problem.batch * problem.N >= std::max(tables, rows);
 }
 
+// Rows with which a quarter of stream's eight warps, or more, idle: they take 128 codes each in turn. 576, 1152, 1536 or
+// 2304 codes, not 2048 ("Which kernel").
+constexpr bool leaves_warps_idle(const Problem& problem) {
+  return problem.K > 512 && 4 * problem.K <= 3 * (ceil_div(problem.K, Index{1024}) * 1024);
+}
+
 // Weights that wgmma does not take, so that only wgmma_any competes with wgmma_tma.
 constexpr bool is_not_for_wgmma(const Problem& problem) {
   return any<none<has_integers>, has_small_groups, has_rare_width>(problem);
@@ -90,6 +96,8 @@ inline constexpr Crossover kCrossovers[] = {
     {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_table, has_codes<8>, has_columns<8192>>,
      kOneByteScale},
     {"wgmma_tma", 8, 9, 16, kNoLimit, all<has_float8, has_codes<20>, has_columns<16384>>},
+    {"wgmma_tma", 4, 9, 16, kNoLimit, all<has_codes<15>, leaves_warps_idle>},
+    {"wgmma_tma", 8, 9, 16, kNoLimit, all<has_codes<15>, leaves_warps_idle>},
     {"stream", 4, 9, 16, kNoLimit, all<has_table, has_many_tiles>, kOneByteScale},
     {"direct", 4, 9, 16, 5 << 20, all<has_table, has_16_bit_x, none<has_columns<1024>>>},
     {"stream", 4, 9, 16, 17 << 20,
