@@ -149,9 +149,10 @@ def _least(
     groups, importance, scales: Scales, values, step=lambda scale: scale, fitted=None
 ) -> tuple[Array, ...]:
     """The candidate with the least squared error for each group, of equal ones the first."""
-    by = unit(jnp.abs(groups).max(axis=-1, keepdims=True))  # so that float32 holds the squares
 
     def with_error(found):
+        # In steps of min-max's scale, about, so that float32 holds the squares.
+        by = unit(step(scales.first[0]))[..., None]
         error = jnp.square((groups - values(*found) * step(found[0])[..., None]) * by)
         return jnp.sum(error if importance is None else error * importance, axis=-1), *found
 
