@@ -54,7 +54,7 @@ def compose(
     inner = inner_static(o, rest, s)
     x = before(o, s)
     # An integer cannot say that an entry of perm is out of range, as NaN does.
-    in_order = _in_order(o) if o.perm is not None and x.dtype == jnp.int8 else None
+    is_whole = _in_order(o) if o.perm is not None and x.dtype == jnp.int8 else None
     o = inner_operands(o, x)
     if stack is None or o.stack == stack:
         y = product(o, inner)
@@ -62,8 +62,8 @@ def compose(
         # One matrix and a stack of norms, say, as vmap makes them: all slices of x are rows for the one matrix.
         alone = o._replace(index=None, **{name: a[0] for name, a in o.weight().items()})
         y = select(in_range(o.index, stack), product(alone, inner), nowhere(inner.out_dtype))
-    if in_order is not None:
-        y = select(in_order, y, nowhere(inner.out_dtype))
+    if is_whole is not None:
+        y = select(is_whole, y, nowhere(inner.out_dtype))
     return after(y, rest, s, stack)
 
 

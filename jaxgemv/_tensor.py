@@ -155,6 +155,8 @@ class QuantizedTensor:
     def shape(self) -> tuple[int, ...]:
         """(..., N, K)"""
         bits = check_bits("QuantizedTensor", self.bits)
+        if len(self.packed.shape) == 0:
+            raise ValueError("QuantizedTensor: packed must have shape (..., N, words); got ()")
         size = self.packed.shape[-1] * np.dtype(self.packed.dtype).itemsize
         k = size * 8 // bits if self.k is None else check_k("QuantizedTensor", "k", self.k)
         return (*self.packed.shape[:-1], k)

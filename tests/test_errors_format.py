@@ -15,6 +15,7 @@ DEQUANTIZE = (
     (ValueError, "w.scale has 5 groups, which do not divide K = 64: give group_size=", {"scale": a(6, 5)}),
     (ValueError, "w.scale has 4 groups, which do not divide K = 85: give group_size=", {"bits": 3}),
     (TypeError, "w.packed must be an array; got None", {"packed": None}),
+    (ValueError, "QuantizedTensor: packed must have shape (..., N, words); got ()", {"packed": a(dtype=u32)}),
     *(
         (ValueError, f"bits must be an integer from 1 to 8; got {b!r}", {"bits": b})
         for b in (0, -1, "4", 4.0)
@@ -27,7 +28,8 @@ DEQUANTIZE = (
 )
 def test_dequantize(error, text, fields):
     w = tensor(**fields)
-    check(error, "dequantize: " + text, dequantize, w)
+    text = text if text.startswith("QuantizedTensor") else "dequantize: " + text
+    check(error, text, dequantize, w)
     assert repr(w).startswith("QuantizedTensor(")
 
 
