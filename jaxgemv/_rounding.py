@@ -150,10 +150,11 @@ def _least(
 ) -> tuple[Array, ...]:
     """The candidate with the least squared error for each group, of equal ones the first."""
 
+    # Errors are in steps of min-max's scale, about, so that float32 holds the squares.
+    by = unit(step(scales.first[0]))
+
     def with_error(found):
-        # In steps of min-max's scale, about, so that float32 holds the squares.
-        by = unit(step(scales.first[0]))[..., None]
-        error = jnp.square((groups - values(*found) * step(found[0])[..., None]) * by)
+        error = jnp.square(groups * by[..., None] - values(*found) * (step(found[0]) * by)[..., None])
         return jnp.sum(error if importance is None else error * importance, axis=-1), *found
 
     def better(best, found):
