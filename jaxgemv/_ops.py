@@ -54,10 +54,9 @@ def _checked_once(function: Callable[_P, Array], more: tuple[str, ...] = ()) -> 
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Array:
-        others = (args, {name: value for name, value in kwargs.items() if name not in static})
+        arrays = jax.tree.leaves((args, [value for name, value in kwargs.items() if name not in static]))
         alike = all(isinstance(kwargs.get(name), Hashable) for name in static) and _are_exact(args, kwargs)
-        is_traced = alike and all(map(_is_local, jax.tree.leaves(others)))
-        return (traced if is_traced else function)(*args, **kwargs)
+        return (traced if alike and all(map(_is_local, arrays)) else function)(*args, **kwargs)
 
     return call
 

@@ -67,15 +67,17 @@ def read(files: Mapping[Path, set[str]], folder: Path, options: Options) -> Chec
             )
         entries[layer.name] = entry._replace(load=partial(_checked, layer, entry))
         parts |= {layer.prefix + suffix for suffix in family.PARTS}
-    plain = {
-        name: Entry(a.shape, a.dtype.name, a.nbytes, partial(np.asarray, a)) for name, a in tensors.items()
+    others = {
+        name: Entry(a.shape, a.dtype.name, a.nbytes, partial(np.asarray, a))
+        for name, a in tensors.items()
+        if name not in parts
     }
-    for name in [name for name in plain if name not in parts] + list(refused):
+    for name, entry in (others | refused).items():
         if name in entries:
             raise error(places[name], f"tensor {name}", "there once", "a quantised one too")
         if name in parts:
-            raise error(places[name], f"tensor {name}", "of a dtype that numpy has", refused[name].format)
-        entries[name] = plain[name] if name in plain else refused[name]
+            raise error(places[name], f"tensor {name}", "of a dtype that numpy has", entry.format)
+        entries[name] = entry
     return Checkpoint(entries, config, {**metadata, "quantization": quantization})
 
 

@@ -90,7 +90,7 @@ def _tensor(path: Path, name: str, info: Any, data: np.ndarray) -> np.ndarray | 
     if not isinstance(info, dict) or not info.keys() >= {"dtype", "shape", "data_offsets"}:
         raise error(path, what, "an object with dtype, shape and data_offsets", _short(info))
     kind, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
-    if not isinstance(kind, str) or kind not in _DTYPES | _BITS:
+    if not isinstance(kind, str) or (kind not in _DTYPES and kind not in _BITS):
         raise error(path, f"the dtype of {what}", f"one of {', '.join(_DTYPES | _BITS)}", _short(kind))
     if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
         raise error(path, f"the shape of {what}", f"at most {_MOST_DIMENSIONS} sizes", _short(shape))
